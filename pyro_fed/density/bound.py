@@ -1,8 +1,7 @@
 """A Pyro model bound to its arguments and its partitioned plate, and runs of it with values for the latents.
 
-This is all that is available before a model's sites are known. `build` runs it, finds its sites (`Layout`) and makes
-the `Problem`, which has a bound model. A run at a point also shows, by derivatives there, the latents that a quantity
-of the model depends on.
+A bound model exists before its sites are known. `build` runs it, lists its sites (`Layout`) and makes the `Problem`,
+which contains the bound model. Derivatives at the point of a run show which latents a quantity of the model depends on.
 """
 
 from __future__ import annotations
@@ -35,24 +34,24 @@ class BoundModel:
     plate: str  # name of the partitioned plate
     num_rows: int  # rows of the arguments, or of the model's own data
     dtype: torch.dtype  # floating dtype of the unconstrained vector
-    # values of `pyro.param` statements and of `pf.shared`, each as the first run finds it
+    # values of `pyro.param` statements and of `pf.shared`, read in the first run
     constants: dict[str, Any] = field(default_factory=dict, repr=False)
-    in_double: bool = False  # whether the model's computations in float32 are made in float64
-    device: torch.device | None = None  # where its arguments have been moved to; None stands for the CPU
-    # facts on the functions of torch that it calls, recorded by its runs
+    in_double: bool = False  # whether float64 replaces float32 in the model's computations
+    device: torch.device | None = None  # device of the arguments; None stands for the CPU
+    # the torch functions that its runs have called
     noticed: Noticed = field(default_factory=Noticed, repr=False)
     # names of sites whose density is zero beyond the constraints of their parameters, see `running.site_values`
     walls: set[str] = field(default_factory=set)
-    # what is known of rows whose second derivatives are finite at no point
+    # errors on rows whose second derivatives are finite at no point
     without_curvature: list[ModelError] = field(default_factory=list, repr=False)
 
     def on(self, device: torch.device) -> BoundModel:
-        """This model with its arguments on a device, where it is run."""
+        """This model with its arguments on a device."""
         constants = pytree.tree_map_only(Tensor, lambda value: value.to(device), self.constants)
         return replace(self, arguments=self.arguments.on(device), constants=constants, device=device)
 
     def doubled(self) -> BoundModel:
-        """This model with these data, computed in float64; rows are converted where they are run on, few or all."""
+        """This model computed in float64; each run converts the rows that it receives."""
         constants = {name: pytree.tree_map(_in_double, value) for name, value in self.constants.items()}
         return replace(
             self,
@@ -74,7 +73,7 @@ class BoundModel:
 
     @property
     def all_rows(self) -> tuple[Any, ...]:
-        """All rows, as the model takes them at once: those of nested plates in their original order."""
+        """All rows in one call of the model: those of nested plates in their original order."""
         return self.arguments.all_rows or self.rows
 
     def execute(
@@ -90,9 +89,9 @@ class BoundModel:
     ) -> Execution:
         """Run the model on some rows; surplus row tensors are ignored.
 
-        `densities` computes the sites' log densities, `validate` has Pyro's validation on, `placeholder` is the value
-        of imputed entries (`obs_mask`). Discrete latents have the values in `discrete`; the others take their first
-        one, or all at once in dimensions from `enumerate_at` on.
+        `densities` computes the sites' log densities, `validate` enables Pyro's validation, `placeholder` is the value
+        of imputed entries (`obs_mask`). Discrete latents take the values in `discrete`. Other discrete latents take
+        their first value, or all values in the dimensions from `enumerate_at` to the left.
         """
         tick()
         sharded = bool(self.arguments.rows)
@@ -131,7 +130,7 @@ def _in_double(leaf: Any) -> Any:
 
 
 class RowDensities(Protocol):
-    """The part of a `Problem` that checks, starts and quadrature need, by which it is made; see there for each."""
+    """The part of a `Problem` that checks, starts and quadrature use; `Problem` documents its members."""
 
     @property
     def bound(self) -> BoundModel: ...
@@ -206,9 +205,9 @@ def _run(
 
 
 def derivatives(value: Tensor, places: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Derivatives of a value's sum in its run's latents, by name; zero ones are included, unused latents are not."""
+    """Derivatives of a value's sum with respect to the latents of its run, by name; without latents that it ignores."""
     if not value.requires_grad:
         return {}
     with torch.enable_grad():
-        found = torch.autograd.grad(value.sum(), list(places.values()), allow_unused=True, retain_graph=True)
-    return {name: part for name, part in zip(places, found, strict=True) if part is not None}
+        gradients = torch.autograd.grad(value.sum(), list(places.values()), allow_unused=True, retain_graph=True)
+    return {name: gradient for name, gradient in zip(places, gradients, strict=True) if gradient is not None}

@@ -1,8 +1,8 @@
-"""Make the `Problem` of a model and its arguments: the only place that checks a model, and that decides how it is run.
+"""Construction of the `Problem` of a model and its arguments, with all checks of the model.
 
-A plain model costs three runs: the first one on all rows, validated, which lists the sites, and one on all rows and one
-on pairs of them, mapped and in float64, which show that the likelihood factorises and that the model can be mapped. In
-another dtype there is a fourth, on two rows, in that dtype.
+A plain model is run three times. The first run is validated, on all rows, and lists the sites. A run on all rows and a
+run on pairs of rows, both mapped and in float64, show that the likelihood factorises and that the model can be mapped.
+For another dtype there is a fourth run, on two rows, in that dtype.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from pyro_fed.density.running.model_calls import is_shared
 from pyro_fed.density.traits_search import ModelSearch
 from pyro_fed.errors import DataError, ModelError, PyroFedError, listed, warn_user
 
-#: Ways to map a model, the fastest first: the compiler's level, and whether the model writes into tensors that it has
-#: made (`torch_modes.Writable`). The last one works wherever the model does.
+#: Ways to map a model, the fastest first: the compiler's level, and whether the model writes into its own new tensors
+#: (`torch_modes.Writable`). The last one works for every model that runs.
 MAPPINGS = (("off", False), ("off", True), ("loop", False))
 
 
@@ -52,7 +52,7 @@ def build(
     *,
     quadrature: Quadrature | None = None,
     constants: Mapping[str, Any] | None = None,
-    seen: FirstRun | None = None,
+    initial_run: FirstRun | None = None,
     whole: Mapping[str, int] | None = None,
     free: bool = False,
 ) -> Problem:
@@ -64,41 +64,43 @@ def build(
         plate: name of the partitioned plate.
         num_rows: rows of the arguments, or of the model's own data.
         dtype: floating dtype of the unconstrained vector.
-        quadrature: how latent sites inside the plate are integrated out; its open settings are chosen here.
+        quadrature: rule that integrates out latent sites inside the plate; its open settings are chosen here.
         constants: values of `pyro.param` statements; others are read from the model.
-        seen: a validated run of the model on all of these rows, if there has been one.
-        whole: sizes of the split plates with others' rows too, if these are a part of rows that were checked whole.
-        free: whether float64 may replace float32, as the user has not chosen a dtype.
+        initial_run: a validated run of the model on all of these rows, if there is one.
+        whole: sizes of the split plates over all rows, if these rows are a part of rows that were checked together.
+        free: whether float64 may replace float32, since the user has not chosen a dtype.
 
     Raises:
-        ModelError: a model that cannot be split over the plate; names the site, what was expected and the cure.
+        ModelError: the model cannot be split over the plate; names the site, the expected property and the cure.
         DataError: data outside a likelihood's support, or rows that do not fit the plate.
     """
     check_modules(model)
-    if seen is None and arguments.has_many_rows:
+    if initial_run is None and arguments.has_many_rows:
         settings = {"quadrature": quadrature, "constants": constants, "free": free}
-        if found := _from_few_rows(model, arguments, plate, num_rows, dtype, whole or {plate: num_rows}, settings):
-            return found
+        if few_rows_problem := _from_few_rows(
+            model, arguments, plate, num_rows, dtype, whole or {plate: num_rows}, settings
+        ):
+            return few_rows_problem
     bound = BoundModel(model, arguments, plate, num_rows, dtype, {**(constants or {})})
-    if seen is None:
+    if initial_run is None:
         with refusing_writes(arguments.names, arguments.leaves):
-            seen = first_run(lambda source: bound.execute(source, bound.all_rows, validate=True), dtype)
+            initial_run = first_run(lambda source: bound.execute(source, bound.all_rows, validate=True), dtype)
     times = (whole or {}).get(plate, num_rows) / max(num_rows, 1)
-    if free and dtype == torch.float32 and asks_for_double(seen.execution.trace, times):
+    if free and dtype == torch.float32 and asks_for_double(initial_run.execution.trace, times):
         wide = partial(build, model, arguments.to(torch.float64), plate, num_rows, torch.float64)
         return wide(quadrature=quadrature, constants=constants, whole=whole)
-    bound.constants.update(seen.execution.filler.constants)
-    layout = describe(bound, seen, whole)
+    bound.constants.update(initial_run.execution.filler.constants)
+    layout = describe(bound, initial_run, whole)
     problem = _with_fastest_mapping(
         Problem(bound, layout, num_rows, quadrature or Quadrature(), search=ModelSearch),
-        lambda candidate: _try(candidate, seen),
+        lambda candidate: _check_mapping(candidate, initial_run),
     )
     if problem.local_dim:
         if problem.looped:
-            raise _one_by_one(problem)
-        check_held(problem, seen.execution.trace)
+            raise _unmappable_error(problem)
+        check_held(problem, initial_run.execution.trace)
         problem = replace(problem, quadrature=problem.quadrature.fitted(problem))
-        one_step = replace(problem.quadrature, mode_steps=1)  # every Newton step of an integral is alike
+        one_step = replace(problem.quadrature, mode_steps=1)  # all Newton steps run the same operations
         problem = _with_fastest_mapping(problem, lambda one: run_trial(replace(one, quadrature=one_step)))
     _warn_of_constants(bound, layout)
     return problem
@@ -113,27 +115,33 @@ def _from_few_rows(
     whole: Mapping[str, int],
     settings: Mapping[str, Any],
 ) -> Problem | None:
-    """The densities as some of many rows show them; None where all are needed, as to refuse one by its number."""
+    """A problem whose checks run on a sample of many rows; None if the model has to be checked on all rows."""
     if arguments.incomplete or settings["constants"]:
         return None
     generator = torch.Generator().manual_seed(0)
-    at = torch.randint(num_rows, (ROWS_TOGETHER,), generator=generator).unique()
+    sample = torch.randint(num_rows, (ROWS_TOGETHER,), generator=generator).unique()
     try:
-        with warnings.catch_warnings(record=True) as caught:
+        with warnings.catch_warnings(record=True) as records:
             warnings.simplefilter("always")
-            problem = build(model, arguments.alone(at), plate, len(at), dtype, whole=whole, **settings)
-    except Exception:  # of any kind: all rows are asked then, and an error is theirs
+            problem = build(model, arguments.alone(sample), plate, len(sample), dtype, whole=whole, **settings)
+    except Exception:  # of any kind: the checks on all rows report the error
         return None
     layout = problem.layout
-    if problem.looped or problem.local_dim or layout.discrete or problem.bound.constants or layout.has_length(len(at)):
+    if (
+        problem.looped
+        or problem.local_dim
+        or layout.discrete
+        or problem.bound.constants
+        or layout.has_length(len(sample))
+    ):
         return None
     bound = replace(problem.bound, arguments=arguments.to(problem.dtype), num_rows=num_rows)
-    found = replace(problem, bound=bound, layout=layout.over(num_rows), num_rows=num_rows)
-    if not _all_are_regular(found):
+    full_problem = replace(problem, bound=bound, layout=layout.over(num_rows), num_rows=num_rows)
+    if not _all_are_regular(full_problem):
         return None
-    for one in caught:
-        warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
-    return found
+    for record in records:
+        warnings.warn_explicit(record.message, record.category, record.filename, record.lineno)
+    return full_problem
 
 
 def _all_are_regular(problem: Problem) -> bool:
@@ -152,17 +160,17 @@ def _all_are_regular(problem: Problem) -> bool:
                 if not bool(slope.isfinite().all() & value.isfinite()):
                     return False
                 for half in (slice(None, None, 2), slice(1, None, 2)) if len(rows[0]) > 1 else ():
-                    found = total(z, tuple(leaf[half] for leaf in rows))[1]
+                    half_terms = total(z, tuple(leaf[half] for leaf in rows))[1]
                     expected = (one[half] if one.dim() else one for one in terms)
-                    if any(bool(where_different(a, b).any()) for a, b in zip(expected, found, strict=True)):
+                    if any(bool(where_different(a, b).any()) for a, b in zip(expected, half_terms, strict=True)):
                         return False
     except Exception:  # of any kind: a row is outside the support, or an index beyond its table
         return False
     return not lookups.found
 
 
-def _one_by_one(problem: Problem) -> ModelError:
-    """The error for latents of rows in a model that cannot be mapped over their values: one by one takes hours."""
+def _unmappable_error(problem: Problem) -> ModelError:
+    """The error for latents of rows in a model that cannot be mapped over their values."""
     why, line = "", ""
     try:
         run_trial(replace(problem, compiler=Compiler("off")))
@@ -170,39 +178,39 @@ def _one_by_one(problem: Problem) -> ModelError:
         why = "" if "control flow" in str(error) else f" ({reason_of(error)})"
         line = line_of(error)
     return ModelError(
-        f"latents of rows, {listed(map(repr, problem.layout.local))}, are integrated out at many points, and the model "
-        f"cannot be mapped over these: one by one that takes hours. It fails{line or ' where it is mapped'}{why}. "
-        "Write that line without asking for a latent's value: torch.where(...) or clamp in place of `if`, no assert, "
-        "no .item(). Of Pyro's reparameterisers SymmetricStableReparam asks, and StableReparam() does not"
+        f"latents of rows, {listed(map(repr, problem.layout.local))}, are integrated out at many points, but the model "
+        f"cannot be mapped over these points, and one run for each takes hours. It fails{line or ' under vmap'}{why}. "
+        "Write that line without reading a latent's value: torch.where(...) or clamp in place of `if`, no assert, "
+        "no .item(). Pyro's SymmetricStableReparam reads values; StableReparam() does not"
     )
 
 
 def rebuild(problem: Problem, arguments: Arguments, quadrature: Quadrature | None) -> Problem:
-    """The densities of the same model on other data of the same shapes, with compiled steps reused where they may be.
+    """The densities of the same model on other data of the same shapes; compiled steps are reused if possible.
 
-    The model is run once, validated: its likelihood is known to be a sum over rows. `quadrature` is the user's, with
-    its open settings still open.
+    There is one validated run, since the likelihood is known to be a sum over rows. `quadrature` is the user's, before
+    its open settings are chosen.
     """
     constants = {name: value for name, value in problem.bound.constants.items() if not is_shared(name)}
     bound = replace(problem.bound, arguments=arguments, constants=constants)
-    seen = first_run(lambda source: bound.execute(source, bound.all_rows, validate=True), bound.dtype)
-    if describe(bound, seen) != problem.layout:
+    initial_run = first_run(lambda source: bound.execute(source, bound.all_rows, validate=True), bound.dtype)
+    if describe(bound, initial_run) != problem.layout:
         raise DataError(
             "with the new data the model has other sites, or sites of other shapes: make a new Federation for them"
         )
-    found = replace(problem, bound=bound)
+    new_problem = replace(problem, bound=bound)
     if not problem.arguments.shares_with(arguments) or not _equal_constants(problem.bound.constants, bound.constants):
-        found = replace(found, compiler=Compiler(problem.compiler.level))
+        new_problem = replace(new_problem, compiler=Compiler(problem.compiler.level))
     if problem.local_dim:
-        check_held(found, seen.execution.trace)
-        fitted = (quadrature or Quadrature()).fitted(found)
-        if fitted != problem.quadrature:
-            found = replace(found, quadrature=fitted, compiler=Compiler(problem.compiler.level))
-    return found
+        check_held(new_problem, initial_run.execution.trace)
+        new_quadrature = (quadrature or Quadrature()).fitted(new_problem)
+        if new_quadrature != problem.quadrature:
+            new_problem = replace(new_problem, quadrature=new_quadrature, compiler=Compiler(problem.compiler.level))
+    return new_problem
 
 
 def _equal_constants(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether constants, with shared values among them, are equal."""
+    """Whether two sets of constants, including shared values, are equal."""
     a, b = (pytree.tree_leaves(dict(sorted(constants.items()))) for constants in (one, other))
     return len(a) == len(b) and all(
         torch.equal(x, y) if isinstance(x, Tensor) and isinstance(y, Tensor) else x is y or bool(x == y)
@@ -210,20 +218,20 @@ def _equal_constants(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     )
 
 
-def _try(problem: Problem, seen: FirstRun) -> None:
-    """Refuse a model that does not split, as far as float64 shows; and try the mapping in the problem's own dtype."""
-    check_splits(problem, seen)
+def _check_mapping(problem: Problem, initial_run: FirstRun) -> None:
+    """Refuse a model that does not split in float64, and try the mapping in the problem's dtype."""
+    check_splits(problem, initial_run)
     if problem.dtype != torch.float64 and not problem.local_dim:
         run_trial(problem)
 
 
 def _with_fastest_mapping(problem: Problem, attempt: Callable[[Problem], None]) -> Problem:
-    """The problem, mapped in the first of `MAPPINGS` with which the attempt works; the error is that with the last."""
+    """The problem with the first of `MAPPINGS` for which the attempt succeeds; an error is raised by the last one."""
     *faster, slowest = (replace(problem, compiler=Compiler(level), writes=writes) for level, writes in MAPPINGS)
     for candidate in faster:
         try:
             attempt(candidate)
-        except PyroFedError:  # a verdict, and not that of the mapping
+        except PyroFedError:  # a refusal of the model, not a failure of the mapping
             raise
         except (*FAILURES, IndexError):
             continue
@@ -233,14 +241,14 @@ def _with_fastest_mapping(problem: Problem, attempt: Callable[[Problem], None]) 
 
 
 def _warn_of_constants(bound: BoundModel, layout: Layout) -> None:
-    held = sorted(name for name in bound.constants if not _is_centring(name, layout) and not is_shared(name))
-    if held:
+    names = sorted(name for name in bound.constants if not _is_centring(name, layout) and not is_shared(name))
+    if names:
         warn_user(
-            f"pyro.param statements {held} are held constant at their present values: give them priors to infer them"
+            f"pyro.param statements {names} are held constant at their present values: give them priors to infer them"
         )
 
 
 def _is_centring(name: str, layout: Layout) -> bool:
-    """Whether a `pyro.param` is a `LocScaleReparam`'s degree of centring, which does not change the model."""
+    """Whether a `pyro.param` is the degree of centring of a `LocScaleReparam`, which does not change the model."""
     decentred = name.removesuffix("_centered") + "_decentered"
     return name.endswith("_centered") and decentred in {**layout.latents, **layout.local}

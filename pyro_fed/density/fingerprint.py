@@ -1,12 +1,12 @@
-"""Fingerprints of a model's densities, so that a state of one model is not used with another.
+"""Fingerprints of a model's densities, which prevent a state of one model from being used with another.
 
-A model's name and sites are not enough: closures, constants, shared arguments and its own source, such as the SD of its
-noise, show in its values alone. So a fingerprint has
+A model's name and sites do not identify it: closures, constants, shared arguments and its source, such as the SD of the
+noise, change only its values. A fingerprint consists of
 
-- the log prior, site by site, and the log-likelihood of each client's rows at a few fixed points, on which two machines
-  agree up to rounding;
-- a hash of the traced operations with all constants in them, if the model can be traced: two models that differ far
-  from these points, or in a branch by the number of rows, differ there.
+- the log prior, site by site, and the log-likelihood of each client's rows at a few fixed points; two machines agree
+  on these up to rounding;
+- a hash of the traced operations and their constants, if the model can be traced. It distinguishes models that differ
+  far from these points, or in a branch on the number of rows.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from pyro_fed.density.compiling.tracing import to_graph
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import NestedRows, in_chunks
 
-#: Clients whose values are listed one by one; those of all others are added up.
+#: Number of clients whose values are listed separately; the values of other clients are added up.
 LISTED_CLIENTS = 200
-#: Key of these others; clients' names are never empty.
+#: Key of the other clients; no client has an empty name.
 OTHERS = ""
-#: Largest difference of two values, as a share of the sum of the magnitudes of their terms: that of the same model on
-#: two machines, or with another number of threads.
+#: Largest difference between values of the same model on two machines, or with different numbers of threads, relative
+#: to the sum of the magnitudes of their terms.
 VALUE_TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-9}
 
 #: Values at the fixed points: sums, and the sums of the magnitudes of their terms.
@@ -39,7 +39,7 @@ Values = list[tuple[float, float]]
 
 
 def hash_tensors(tensors: Sequence[Tensor], text: str = "") -> str:
-    """A hash of shapes, dtypes and values, and of some text."""
+    """A hash of the shapes, dtypes and values of tensors, and of a text."""
     state = hashlib.sha256(text.encode())
     for tensor in tensors:
         state.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
@@ -48,7 +48,7 @@ def hash_tensors(tensors: Sequence[Tensor], text: str = "") -> str:
 
 
 def label_digests(problem: Problem) -> dict[str, str]:
-    """Hashes, by argument, of the labels that its codes stand for; without groups, which a client numbers itself."""
+    """A hash of each argument's labels; without the groups of nested plates, which each client numbers itself."""
     arguments = problem.arguments
     owners = {owner for owner, *_ in arguments.nested_by_name.values()}
     return {
@@ -58,12 +58,12 @@ def label_digests(problem: Problem) -> dict[str, str]:
     }
 
 
-#: The cure if clients' data frames differ: each client's are read by place where the rows are.
+#: The cure if clients' data frames differ, since remote clients read columns by position.
 COLUMNS_CURE = "Read the same columns in the same order at all clients, such as by frame[['age', 'dose']]"
-#: The cure if clients whose rows lie apart have other labels.
+#: The cure if the labels of remote clients differ.
 LABELS_CURE = (
-    "text is numbered by the labels that a client has, so that the same code stands for something else at another: "
-    "give the same categories in the same order at each, as in pandas.Categorical(column, categories=[...])"
+    "each client numbers text by its own labels, so that the same code has another meaning at another client: "
+    "give the same categories in the same order at each client, as in pandas.Categorical(column, categories=[...])"
 )
 
 
@@ -84,70 +84,70 @@ def _value_text(value: Any) -> str:
     """A Python value as text on which two processes agree."""
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return repr(value)[:200] if len(repr(value)) <= 200 else hashlib.sha256(repr(value).encode()).hexdigest()
-    return type(value).__qualname__  # its other data show in the values and in the traced operations
+    return type(value).__qualname__  # the values and the traced operations reflect its other data
 
 
 def density_values(problem: Problem, client_rows: Sequence[Tensor], names: Sequence[str]) -> str:
-    """The densities at the fixed points, as JSON that `difference` compares; `client_rows` are row positions (N_k,)."""
+    """The densities at the fixed points, as JSON for `difference`; `client_rows` are row positions (N_k,)."""
     generator = torch.Generator().manual_seed(0)
-    spreads = torch.tensor([0.01, 0.3, 1.0, 2.0])  # unconstrained: from all but the origin to well outside it
+    spreads = torch.tensor([0.01, 0.3, 1.0, 2.0])  # unconstrained: from near the origin to the tails
     noise = torch.randn(len(spreads), problem.dim, generator=generator, dtype=torch.float64)
     points = (spreads[:, None] * noise).to(problem.rows[0].device, problem.dtype)
     with torch.no_grad():
         rows = torch.cat([problem.pointwise_log_lik(part) for part in in_chunks(points, problem.evaluations)])
         prior = [problem.log_terms(point, problem.fewest_rows)[0] for point in points]
-    found = {
+    values = {
         "dtype": str(problem.dtype).removeprefix("torch."),
-        "prior": {site: [_sums(terms[site]) for terms in prior] for site in prior[0]},
-        "clients": _of_clients(problem, rows.double().cpu(), client_rows, names),
+        "prior": {site: [_signed_and_absolute_sums(terms[site]) for terms in prior] for site in prior[0]},
+        "clients": _client_values(problem, rows.double().cpu(), client_rows, names),
     }
-    return json.dumps(found)
+    return json.dumps(values)
 
 
-def _of_clients(
+def _client_values(
     problem: Problem, terms: Tensor, client_rows: Sequence[Tensor], names: Sequence[str]
 ) -> dict[str, list[Any]]:
-    """A hash of each client's rows and their log-likelihood, from terms (points, N)."""
-    found: dict[str, list[Any]] = {}
+    """A hash of each client's rows, and their log-likelihood from terms (points, N)."""
+    hashes_and_sums: dict[str, list[Any]] = {}
     for name, index in list(zip(names, client_rows, strict=True))[:LISTED_CLIENTS]:
-        own = pytree.tree_leaves([leaf[index.to(leaf[:0].device if isinstance(leaf, Tensor) else "cpu")]
+        row_leaves = pytree.tree_leaves([leaf[index.to(leaf[:0].device if isinstance(leaf, Tensor) else "cpu")]
                                   for leaf in problem.rows])  # fmt: skip
-        found[name] = [hash_tensors(own), [_sums(one[index]) for one in terms]]
+        hashes_and_sums[name] = [hash_tensors(row_leaves), [_signed_and_absolute_sums(one[index]) for one in terms]]
     if len(names) > LISTED_CLIENTS:
-        rest = torch.cat(list(client_rows[LISTED_CLIENTS:]))
-        found[OTHERS] = ["", [_sums(one[rest]) for one in terms]]
-    return found
+        other_rows = torch.cat(list(client_rows[LISTED_CLIENTS:]))
+        hashes_and_sums[OTHERS] = ["", [_signed_and_absolute_sums(one[other_rows]) for one in terms]]
+    return hashes_and_sums
 
 
-def _sums(terms: Tensor) -> tuple[float, float]:
+def _signed_and_absolute_sums(terms: Tensor) -> tuple[float, float]:
     terms = terms.detach().double()
     return float(terms.sum()), float(terms.abs().sum())
 
 
 def difference(before: str, now: str, same_rows: bool) -> str:
-    """A clause on where two models' `density_values` differ, of the same rows alone; "" if they agree."""
-    then, here = json.loads(before), json.loads(now)
-    if then["dtype"] != here["dtype"]:
-        return f"it was computed in {then['dtype']}, and is in {here['dtype']} now"
-    rounding = VALUE_TOLERANCES[getattr(torch, here["dtype"])]
-    for site, values in here["prior"].items():
-        if site not in then["prior"]:
+    """A clause on the first difference of two models' `density_values` on the same rows; "" if they agree."""
+    old_values, new_values = json.loads(before), json.loads(now)
+    if old_values["dtype"] != new_values["dtype"]:
+        return f"it was computed in {old_values['dtype']}, and is in {new_values['dtype']} now"
+    rounding = VALUE_TOLERANCES[getattr(torch, new_values["dtype"])]
+    for site, values in new_values["prior"].items():
+        if site not in old_values["prior"]:
             return f"site '{site}' is new"
-        if clause := _difference_clause(then["prior"][site], values, rounding):
+        if clause := _difference_clause(old_values["prior"][site], values, rounding):
             return f"the log prior of {_site_text(site)} {clause}"
-    for name, (rows, values) in here["clients"].items():
-        old_rows, old = then["clients"].get(name, (None, None))
-        if old is None or not (same_rows or (name != OTHERS and rows == old_rows)):
+    for name, (rows, values) in new_values["clients"].items():
+        old_rows, old_sums = old_values["clients"].get(name, (None, None))
+        if old_sums is None or not (same_rows or (name != OTHERS and rows == old_rows)):
             continue
-        if clause := _difference_clause(old, values, rounding):
+        if clause := _difference_clause(old_sums, values, rounding):
             return f"the log-likelihood of {f'client {name}' if name else 'the other clients'} {clause}"
     return ""
 
 
 def has_common_rows(before: str, now: str) -> bool:
-    """Whether `difference` compares any rows of these, if they need not be the same."""
-    then, here = json.loads(before)["clients"], json.loads(now)["clients"]
-    return any(name and then.get(name, [None])[0] == rows for name, (rows, _) in here.items())
+    """Whether two sets of `density_values` have the rows of a client in common."""
+    old_clients, new_clients = json.loads(before)["clients"], json.loads(now)["clients"]
+    return any(name and old_clients.get(name, [None])[0] == rows for name, (rows, _) in new_clients.items())
 
 
 def _site_text(site: str) -> str:
@@ -155,7 +155,7 @@ def _site_text(site: str) -> str:
 
 
 def _difference_clause(before: Values, now: Values, rounding: float) -> str:
-    """Where two lists of values differ by more than rounding."""
+    """A clause on the first pair of values that differ by more than rounding; "" if there is none."""
     for (old, old_size), (new, new_size) in zip(before, now, strict=True):
         if old == new or (math.isnan(old) and math.isnan(new)):
             continue
@@ -166,7 +166,7 @@ def _difference_clause(before: Values, now: Values, rounding: float) -> str:
 
 
 def operations_hash(problem: Problem, rows: int = 2, nested: int | None = None) -> str:
-    """A hash of the operations in few rows' densities and their constants; "not traced" if that fails."""
+    """A hash of the operations and constants in the densities of a few rows; "not traced" if tracing fails."""
     if problem.looped:
         return "not traced"
     leaves, spec = pytree.tree_flatten(tuple(_first_nested_rows(leaf[:rows], nested) for leaf in problem.rows))

@@ -1,19 +1,18 @@
-"""Two other forms of the same model: with the rows' own latents in the flat vector, and without funnels.
+"""Two other forms of a model: joint, with the rows' own latents in the flat vector, and non-centred, without funnels.
 
 *Joint*: latents inside the plate are part of the flat vector, one value a row of the pooled data,
 
     z = (θ, x_1 ... x_N),    log_prior(z) = log p(θ),    log_lik(z, row i) = log p(x_i | θ) + log p(y_i | θ, x_i)
 
-as algorithms on pooled data may have them, and results hold them. Rows carry their number, so that any of them, in any
-order, find their own latents.
+for algorithms on pooled data and for results. Each row carries its number, which selects its latents.
 
-*Non-centred*: if the scale of a latent x depends on another latent, x ~ (loc, scale), the posterior narrows with the
-scale where there are few data on x, to the neck of a funnel that no step size fits. The flat vector has e for x,
+*Non-centred*: if the scale of a latent x ~ (loc, scale) depends on another latent and there are few data on x, the
+posterior narrows with the scale, to the neck of a funnel that no step size fits. The flat vector has e in place of x,
 
     x = loc + scale e,      log p(e, rest) = log p(x, rest) + log scale             (for a matrix L: log |det L|)
 
-with loc and scale as the model computes them from the latents before x (Papaspiliopoulos, Roberts and Sköld 2007). Any
-other latent's coordinate is unchanged: it is a change of coordinates, of the same distribution.
+where the model computes loc and scale from the latents before x (Papaspiliopoulos, Roberts and Sköld 2007). Coordinates
+of other latents are unchanged. The distribution is the same in other coordinates.
 """
 
 from __future__ import annotations
@@ -40,16 +39,16 @@ class JointProblem(Problem):
     """A problem whose flat vector is (θ, all rows' latents); made by `JointProblem.of`.
 
     Attributes:
-        numbers: (m,) its rows' numbers among all `num_rows` of the flat vector; None: they are all of them.
+        numbers: (m,) numbers of its rows among the `num_rows` rows of the flat vector; None if it has all rows.
     """
 
     numbers: Tensor | None = None
 
     @classmethod
     def of(cls, problem: Problem, numbers: Tensor | None = None) -> JointProblem:
-        """The joint form, with a compiler of its own, of a problem whose rows' own latents are integrated out.
+        """The joint form of a problem that integrates out the rows' own latents, with a compiler of its own.
 
-        `numbers` (m,) are as in the attribute, for a problem that has some of the rows alone.
+        `numbers` (m,) is the attribute, for a problem with a part of the rows.
         """
         parts = {part.name: getattr(problem, part.name) for part in fields(Problem)}
         return cls(**parts | {"compiler": problem.compiler.of_form("joint"), "numbers": numbers})
@@ -67,7 +66,7 @@ class JointProblem(Problem):
 
     @property
     def reported(self) -> dict[str, Site]:
-        """All deterministic sites whose values the flat vector determines."""
+        """Deterministic sites whose values the flat vector determines."""
         hidden = self.layout.depends_on_discrete
         return {name: site for name, site in self.layout.reported.items() if name not in hidden}
 
@@ -78,23 +77,23 @@ class JointProblem(Problem):
 
     @property
     def rows(self) -> tuple[Tensor, ...]:
-        """The row tensors, and last the rows' numbers."""
+        """The row tensors, followed by the rows' numbers."""
         rows = super().rows
         numbers = torch.arange(len(rows[0])) if self.numbers is None else self.numbers
         return (*rows, numbers.to(rows[0].device))
 
     @property
     def all_rows(self) -> tuple[Any, ...]:
-        """All rows as the model takes them at once, and last their numbers."""
+        """All rows in one call of the model, followed by their numbers."""
         return (*super().all_rows[: len(self.rows) - 1], self.rows[-1])
 
     @property
     def fewest_rows(self) -> tuple[Tensor, ...]:
-        """All rows: each carries latents of the flat vector."""
+        """All rows, since each row has latents in the flat vector."""
         return self.rows
 
     def from_vector(self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None) -> Source:
-        """The latents' values from z (D,), for those inside the plate the values of these rows; `local` is not used."""
+        """The latents' values from z (D,); inside the plate, those of these rows. `local` is not used."""
         sites, numbers = self.sites, rows[-1]
 
         def source(msg: Message, _transform: Any) -> Tensor:
@@ -112,7 +111,7 @@ class JointProblem(Problem):
 
 
 class FromVector(Protocol):
-    """`Problem.from_vector`, of one form or another."""
+    """The type of `Problem.from_vector`."""
 
     def __call__(self, z: Tensor, rows: tuple[Tensor, ...], /) -> Source:
         """The latents' values from a flat vector."""
@@ -120,7 +119,7 @@ class FromVector(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class NonCentred(Problem):
-    """A problem whose flat vector has e in place of x; made by `noncentred_form`.
+    """A problem whose flat vector has e in place of x, from `noncentred_form`.
 
     Attributes:
         effects: names of the sites that are in units of their scale.
@@ -136,7 +135,7 @@ class NonCentred(Problem):
         return self.effects
 
     def _centred_traits(self) -> Traits | None:
-        """The traits of the model as it is written."""
+        """The traits of the model in its own form."""
         return None if self.model_form is None else self.model_form.traits
 
     def collect(self, source: Source) -> Tensor:
@@ -149,29 +148,29 @@ class NonCentred(Problem):
 
         def source(msg: Message, transform: Any) -> Tensor:
             value = plain(msg, transform)
-            return _pair(msg).from_standard(value) if msg["name"] in self.effects else value
+            return _location_scale(msg).from_standard(value) if msg["name"] in self.effects else value
 
         return source
 
     def _plate_terms(
         self, execution: Execution, rows: tuple[Tensor, ...]
     ) -> tuple[dict[str, Tensor], dict[str, tuple[str, Tensor]]]:
-        """The terms of any form, and the logarithms of the scales beside the transforms' Jacobians."""
+        """The terms of the problem, with the logarithms of the scales added to the transforms' log-Jacobians."""
         for name in self.effects:
             msg = execution.trace.nodes[name]
-            execution.filler.keep_jacobian(msg, _pair(msg).log_size)
+            execution.filler.keep_jacobian(msg, _location_scale(msg).log_size)
         return super()._plate_terms(execution, rows)
 
     def centred(self, points: Tensor) -> Tensor:
         """The model's own coordinates (S, D) of unconstrained points (S, D) with e in place of x."""
-        return self._read(points, self.from_vector)
+        return self._read_coordinates(points, self.from_vector)
 
     def to_noncentred(self, points: Tensor) -> Tensor:
         """Points (S, D) with e in place of x, from points (S, D) in the model's own coordinates."""
-        return self._read(points, super().from_vector, divided=True)
+        return self._read_coordinates(points, super().from_vector, standardise=True)
 
-    def _read(self, points: Tensor, from_vector: FromVector, *, divided: bool = False) -> Tensor:
-        """Each latent's unconstrained value in a run of the model at points (S, D); e in place of x if `divided`."""
+    def _read_coordinates(self, points: Tensor, from_vector: FromVector, *, standardise: bool = False) -> Tensor:
+        """Each latent's unconstrained value in runs at points (S, D); e in place of x if `standardise`."""
         rows = self.fewest_rows
 
         def noncentred_point(z: Tensor) -> Tensor:
@@ -179,16 +178,16 @@ class NonCentred(Problem):
 
             def recording(msg: Message, transform: Any) -> Tensor:
                 x = source(msg, transform)
-                standard = divided and msg["name"] in self.effects
-                parts[msg["name"]] = _pair(msg).standard(x) if standard else x
+                is_standardised = standardise and msg["name"] in self.effects
+                parts[msg["name"]] = _location_scale(msg).standard(x) if is_standardised else x
                 return x
 
             with self._written((z, *rows)):
                 self.execute(recording, rows)
             return torch.cat([parts[name].reshape(-1) for name in self.sites])
 
-        found: Tensor = self.vmap(noncentred_point)(points)
-        return found
+        values: Tensor = self.vmap(noncentred_point)(points)
+        return values
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,35 +214,35 @@ def effects_of(problem: Problem) -> tuple[str, ...]:
     )
 
 
-def _pair(msg: Message) -> LocationScale:
+def _location_scale(msg: Message) -> LocationScale:
     """The loc and scale of a site that has them."""
     return cast_checked(LocationScale.of(msg["fn"]), LocationScale)
 
 
 def latent_scales(problem: Problem) -> Iterator[tuple[str, LocationScale, list[str]]]:
-    """Location-scale sites of the flat vector whose scale is latent, at zero, and the latents that it depends on."""
+    """Location-scale sites of the flat vector whose scale depends on latents, at zero, with these latents."""
     execution, places = run_at_zero(problem.bound)
     for name in problem.sites:
-        with torch.enable_grad():  # a matrix's scale is expanded here, also in a run without derivatives
+        with torch.enable_grad():  # the scale of a matrix is expanded here
             pair = LocationScale.of(execution.trace.nodes[name]["fn"])
         if pair is not None:
-            # A scale to the power of zero depends on its base by name alone: its derivative is zero.
-            on = [other for other, slope in derivatives(pair.scale, places).items() if bool(slope.any())]
-            if on:
-                yield name, pair, on
+            # The derivative is zero for a scale to the power of zero, which does not depend on its base.
+            scale_latents = [other for other, slope in derivatives(pair.scale, places).items() if bool(slope.any())]
+            if scale_latents:
+                yield name, pair, scale_latents
 
 
 def funnels(problem: Problem) -> dict[str, list[str]]:
-    """The sites whose scale is a number, which `LocScaleReparam` takes, and the latents that it depends on."""
-    return {name: on for name, pair, on in latent_scales(problem) if not pair.is_matrix}
+    """Sites with a scalar scale, for `LocScaleReparam`, and the latents on which the scale depends."""
+    return {name: scale_latents for name, pair, scale_latents in latent_scales(problem) if not pair.is_matrix}
 
 
 def necks_of_rows(problem: Problem) -> list[Neck]:
-    """The necks of the rows' own latents, which are integrated out, if their scale is latent in the flat vector."""
+    """Necks of the rows' integrated latents whose scale depends on the flat vector."""
     if not problem.layout.local:
         return []
     execution, places = run_at_zero(problem.bound)
-    found = []
+    necks = []
     for name in problem.layout.local:
         pair = LocationScale.of(execution.trace.nodes[name]["fn"])
         if pair is None:
@@ -251,30 +250,33 @@ def necks_of_rows(problem: Problem) -> list[Neck]:
         with torch.enable_grad():
             size = pair.log_size.mean()
         slopes = derivatives(size, places)
-        on = [other for other, slope in slopes.items() if other in problem.sites and bool(slope.any())]
-        if on:
+        scale_latents = [other for other, slope in slopes.items() if other in problem.sites and bool(slope.any())]
+        if scale_latents:
             parts = [slopes.get(other, torch.zeros_like(places[other])).reshape(-1) for other in problem.sites]
-            found.append(Neck(name, on, float(size.detach()), torch.cat(parts)))
-    return found
+            necks.append(Neck(name, scale_latents, float(size.detach()), torch.cat(parts)))
+    return necks
 
 
 def funnel_hint(problem: Problem) -> list[str]:
-    """A sentence on the sites to reparameterise if chains do not mix, and how; none for sites in that form already."""
-    sites = {name: on for name, on in funnels(problem).items() if name not in problem.in_units_of_scale}
+    """A sentence on the sites to reparameterise if chains do not mix; none for sites that are non-centred already."""
+    sites = {
+        name: scale_latents for name, scale_latents in funnels(problem).items() if name not in problem.in_units_of_scale
+    }
     if not sites:
         return []
     scales = "; ".join(
-        f"the scale of '{name}' depends on {' and '.join(map(repr, on))}, itself latent" for name, on in sites.items()
+        f"the scale of '{name}' depends on {' and '.join(map(repr, scale_latents))}, itself latent"
+        for name, scale_latents in sites.items()
     )
     config = ", ".join(f"'{name}': LocScaleReparam(0.0)" for name in sites)
-    here = "run on fed.noncentred (fit(fed) tries that by itself), or "  # which leaves rows' own latents as they are
+    run_cure = "run on fed.noncentred (fit(fed) tries that by itself), or "  # without effect on rows' own latents
     return [
         f"a funnel is likely: {scales}. Where the data say little about it, use the non-centred form: "
-        f"{'' if sites.keys() <= problem.layout.local.keys() else here}rewrite the model: from pyro.infer.reparam "
+        f"{'' if sites.keys() <= problem.layout.local.keys() else run_cure}rewrite the model: from pyro.infer.reparam "
         f"import LocScaleReparam; model = pyro.poutine.reparam(model, config={{{config}}})"
     ]
 
 
-def with_hint(said: str, problem: Problem) -> str:
-    """The sentences `said`, without the last full stop, followed by the hint if there is one."""
-    return ". ".join([said, *(hint[0].upper() + hint[1:] for hint in funnel_hint(problem))])
+def with_hint(sentences: str, problem: Problem) -> str:
+    """The `sentences`, without the last full stop, followed by the hint if there is one."""
+    return ". ".join([sentences, *(hint[0].upper() + hint[1:] for hint in funnel_hint(problem))])

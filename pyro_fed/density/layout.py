@@ -18,9 +18,9 @@ class Site:
     Attributes:
         name: the site's name.
         shape: shape of its value.
-        dims: a name for each dimension of the value: the plate's, else `NAME_dim_i`.
+        dims: a name for each dimension of the value: the plate's name or `NAME_dim_i`.
         unconstrained_shape: shape of its unconstrained value (latent sites).
-        start: where it begins in the flat vector (latent sites); for a local site, in that of one row.
+        start: first position in the flat vector (latent sites), or in the flat vector of one row (local sites).
         axis: the axis of its unconstrained value that runs over the partitioned plate (local sites).
         event_dim: number of last dimensions that belong to one value.
     """
@@ -82,18 +82,18 @@ class Layout:
     local: dict[str, Site]  # latent sites inside it, in the order of a row's own flat vector
     reported: dict[str, Site]  # deterministic sites
     observed: dict[str, Site]  # observed sites inside the partitioned plate (`pyro.factor` included)
-    factors: frozenset[str]  # names of those `observed` that are `pyro.factor` statements
+    factors: frozenset[str]  # names of the `observed` sites that are `pyro.factor` statements
     improper: frozenset[str]  # latent sites with an improper prior
     plate: str  # name of the partitioned plate
-    # names of those `reported` whose values depend on latents inside the plate
+    # names of the `reported` sites whose values depend on latents inside the plate
     depends_on_local: frozenset[str] = frozenset()
-    # names of those `reported` whose values depend on discrete latents
+    # names of the `reported` sites whose values depend on discrete latents
     depends_on_discrete: frozenset[str] = frozenset()
     discrete: dict[str, Site] = field(default_factory=dict)  # discrete latents inside it, which are summed out
-    nesting: int = 1  # dimensions that the model's plates take
+    nesting: int = 1  # number of dimensions of the model's plates
 
     def has_length(self, num_rows: int) -> bool:
-        """Whether a site outside the partitioned plate is as long as its rows are many, as one computed from them."""
+        """Whether a site outside the partitioned plate has an axis as long as the number of its rows."""
         sites = (*self.reported.values(), *self.observed.values())
         return any(num_rows in site.shape for site in sites if self.plate not in site.dims)
 
@@ -107,16 +107,16 @@ class Layout:
 
     @property
     def first_enum_dim(self) -> int | None:
-        """First free dimension left of all plates, for the values of discrete latents; None without any."""
+        """First dimension left of all plates, for the values of discrete latents; None if there are none."""
         return -1 - self.nesting if self.discrete else None
 
     def single_observed(self) -> str:
-        """The one observed site that predictions are about; a ModelError if there is not one."""
+        """The only observed site, which is predicted; ModelError if there is none or more than one."""
         if self.local:
             raise ModelError(
-                f"rows have latents of their own, sites {sorted(self.local)} inside plate '{self.plate}', so that a "
-                "vector of the others does not say how an observation is distributed: use `pyro_fed.predict`, which "
-                "draws them"
+                f"rows have latents of their own, sites {sorted(self.local)} inside plate '{self.plate}', so that the "
+                "flat vector alone does not determine the distribution of an observation: use `pyro_fed.predict`, "
+                "which draws them"
             )
         names = [name for name in self.observed if name not in self.factors]
         if len(names) != 1:
@@ -124,7 +124,7 @@ class Layout:
         return names[0]
 
 
-def name_dims(default: Sequence[str], wanted: Sequence[str]) -> list[str]:
-    """The user's names in place of the site's default dims, from the left."""
-    names = iter(wanted)
-    return [next(names, dim) if "_dim_" in dim else dim for dim in default]
+def name_dims(dims: Sequence[str], user_names: Sequence[str]) -> list[str]:
+    """The default dims of a site with the user's names in place of the unnamed ones, from the left."""
+    names = iter(user_names)
+    return [next(names, dim) if "_dim_" in dim else dim for dim in dims]

@@ -1,4 +1,4 @@
-"""Observations of a model: their values, distribution and predictions; and values that reveal nothing of the data."""
+"""Observations of a model: values, distribution and predictions; and deterministic values that do not reveal data."""
 
 from __future__ import annotations
 
@@ -33,38 +33,38 @@ def observed_values(problem: Problem) -> dict[str, Tensor]:
 
     if not problem.arguments.has_many_rows or not all(problem.plate in site.dims for site in sites.values()):
         return values(problem.all_rows)
-    each = [values(rows) for rows in row_blocks(problem.rows)]
+    block_values = [values(rows) for rows in row_blocks(problem.rows)]
     axes = {name: site.dims.index(problem.plate) for name, site in sites.items()}
-    return {name: torch.cat([part[name] for part in each], axis) for name, axis in axes.items()}
+    return {name: torch.cat([part[name] for part in block_values], axis) for name, axis in axes.items()}
 
 
 def possible_outcomes(problem: Problem) -> list[Tensor]:
-    """The observed values, and every column of rows where a `pyro.factor` may take any of them for the outcome."""
+    """The observed values; with a `pyro.factor` also all columns of rows, since any may be the outcome."""
     columns = problem.arguments.columns if problem.layout.factors else ()
     return [*observed_values(problem).values(), *(leaf for _, nested, leaf in columns if nested is None)]
 
 
 def observed_rows(log_lik: Tensor, elsewhere: Callable[[Tensor], Tensor], problem: Problem) -> Tensor:
-    """Whether rows (n,) were observed, by log densities at draws (S, n), and `elsewhere` for those in doubt."""
-    # A mask makes a log density zero everywhere; that of a row which draws predict with certainty is zero there too.
-    seen = (log_lik != 0).any(0)
-    if bool(seen.all()):
-        return seen
+    """Whether each row (n,) is observed, from log densities at draws (S, n), and at other points by `elsewhere`."""
+    # The log density of a masked row is zero at all points; that of a row predicted with certainty at the draws alone.
+    observed = (log_lik != 0).any(0)
+    if bool(observed.all()):
+        return observed
     spread = torch.randn(2, problem.dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     points = torch.cat([torch.zeros_like(spread[:1]), spread]).to(log_lik)
-    return seen | (elsewhere(points) != 0).any(0)
+    return observed | (elsewhere(points) != 0).any(0)
 
 
 def observation_distribution(problem: Problem, z: Tensor, rows: tuple[Tensor, ...]) -> Any:
-    """The distribution of the one observed site, on m rows (m, ...) at one unconstrained z (D,): batch shape (m,)."""
+    """The distribution of the observed site, of batch shape (m,), on rows (m, ...) at an unconstrained z (D,)."""
     return problem.execute_at(z, rows).trace.nodes[problem.layout.single_observed()]["fn"]
 
 
 def observation(problem: Problem, z: Tensor, args: Any) -> dict[str, Tensor]:
     """Predictions of the observed rows (m, ...) among the model's arguments, at one vector z (D,).
 
-    `log_prob` (m,), `value` (m, ...), and if torch has it `mean` (m, ...), or `probs` (m, C) of categories; `labels`
-    (m, L), the probability of each, if a row has several of 0 or 1.
+    `log_prob` (m,), `value` (m, ...), and if available `mean` (m, ...), or `probs` (m, C) of categories; `labels` (m,
+    L), the probability of each label, if a row has several binary labels.
     """
     rows = rows_like(problem.arguments, problem.model, args, None)
     if len(rows[0]) == 0:
@@ -95,15 +95,19 @@ class Public(NamedTuple):
 
 
 def without_data(problem: Problem, z: Tensor) -> Public:
-    """Deterministic sites outside the plate with the same values on all rows as on a made-up one, at draws z."""
+    """Deterministic sites outside the plate that have the same values on all rows and on a row of zeros, at draws z."""
     names = [name for name, site in problem.reported.items() if problem.plate not in site.dims]
     rows: tuple[Tensor, ...] = pytree.tree_map(torch.zeros_like, problem.fewest_rows)
-    some = z[:8]  # what depends on the data does so at any draw
+    points = z[:8]  # a few draws suffice to show a dependence on the data
     try:
-        real, made_up = problem.constrain(some), problem.constrain(some, rows)
+        values, values_on_zeros = problem.constrain(points), problem.constrain(points, rows)
     except (*FAILURES, IndexError):
         return Public(problem.fewest_rows, [])  # the latents' values are the same on any rows
     if not problem.arguments.split:
         return Public(rows, [])
-    alike = [name for name in names if real[name].shape == made_up[name].shape and real[name].equal(made_up[name])]
-    return Public(rows, alike)
+    unchanged = [
+        name
+        for name in names
+        if values[name].shape == values_on_zeros[name].shape and values[name].equal(values_on_zeros[name])
+    ]
+    return Public(rows, unchanged)

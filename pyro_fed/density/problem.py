@@ -2,12 +2,12 @@
 
     log p(z, y) = log_prior(z) + Σ_rows log_lik(z, row),      z = unconstrained latents, (D,)
 
-`log_prior` holds the densities of all sites outside the partitioned plate and the log-Jacobians of the
-transforms to the constrained space; it is counted once, wherever the rows are. `log_lik` holds the sites
-inside the plate. All functions take one vector and are pure tensor functions: map them by
+`log_prior` is the sum of the log densities of all sites outside the partitioned plate and the log-Jacobians of the
+transforms to the constrained space. It is counted once for all clients. `log_lik` is the sum of the log densities of
+the sites inside the plate. All functions are pure functions of tensors and of one vector: map them by
 `torch.func.vmap`, differentiate them by `torch.func.grad`.
 
-Latent sites inside the plate ("local") are not part of the vector: each row's are integrated out of its log_lik
+Latent sites inside the plate ("local") are not part of the vector. They are integrated out of the log_lik of their row
 (see `quadrature`). `forms.JointProblem` has them in the vector.
 """
 
@@ -47,21 +47,21 @@ CPU = torch.device("cpu")
 class Problem:
     """A model's densities, as functions of its flat vector, mapped and compiled.
 
-    Made once, and checked, by `build`, which `Federation` calls. It does not change: `dataclasses.replace` gives
-    another one, for example with another compiler. (The compiler keeps the steps that it has compiled.)
+    `Federation` makes it by `build`, which checks the model. A problem does not change: `dataclasses.replace` returns a
+    new one, for example with another compiler. (The compiler stores compiled steps.)
 
     Attributes:
         bound: the model and its arguments.
         layout: the model's sites.
-        num_rows: rows over all clients; more than those of `bound` if they are elsewhere.
-        num_clients: number of clients that share them, which determines the total cost of a message.
-        quadrature: how latent sites inside the plate are integrated out.
-        compiler: how steps are mapped and compiled.
-        writes: whether the model writes into tensors that it has made, see `torch_modes.Writable`.
+        num_rows: rows of all clients; more than those of `bound` if other processes hold some.
+        num_clients: number of clients that share the rows, which determines the total cost of a message.
+        quadrature: rule that integrates out latent sites inside the plate.
+        compiler: maps and compiles steps.
+        writes: whether the model writes into its own new tensors, see `torch_modes.Writable`.
         progress: whether a long local step shows a progress bar of its own.
-        device: where clients' steps are computed; the tensors here lie on the CPU all the same, see `placed`.
-        labels: names of a site's entries along each dimension; None if they have only numbers.
-        search: finds those of the model's traits that need a run of it; `build` gives it.
+        device: device of clients' steps; the tensors of this problem are on the CPU, see `placed`.
+        labels: names of a site's entries along each dimension; None for numbered entries.
+        search: finds the model's traits that need a run of the model; set by `build`.
 
     Example:
         >>> problem = pf.Federation(model, (x, y), plate="data", num_clients=10).problem
@@ -110,12 +110,12 @@ class Problem:
 
     @property
     def all_rows(self) -> tuple[Any, ...]:
-        """All rows, as the model takes them at once: those of nested plates in their original order."""
+        """All rows in one call of the model: those of nested plates in their original order."""
         return self.bound.all_rows
 
     @property
     def fewest_rows(self) -> tuple[Tensor, ...]:
-        """Few rows on which a run of the model has every site of the flat vector."""
+        """A few rows, on which a run of the model has every site of the flat vector."""
         return tuple(leaf[:1] for leaf in self.rows)
 
     # -- shape of the vector ---------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ class Problem:
         return sum(site.size for site in self.sites.values())
 
     def site_of(self, number: int) -> Site:
-        """The site that an entry of the flat vector belongs to.
+        """The site of an entry of the flat vector.
 
         Args:
             number: 0..D-1.
@@ -140,7 +140,7 @@ class Problem:
     def name_of(self, number: int) -> str:
         """Name of an entry of the flat vector: `tau`, `beta[age]`, `L[2, 0]`, as in ArviZ's tables.
 
-        A site whose unconstrained value has another shape (a simplex, a Cholesky factor) has its entries numbered.
+        Entries are numbered if the unconstrained value has another shape than the value (a simplex, a Cholesky factor).
 
         Args:
             number: 0..D-1.
@@ -155,14 +155,16 @@ class Problem:
 
         Args:
             site: one of `sites`.
-            number: of the entry, row by row.
+            number: of the entry, in row-major order.
         """
         if not site.shape:
             return site.name
         places = np.unravel_index(number, site.shape)
-        named = self.labels.get(site.name, (None,) * len(places))
-        along = (place if names is None else names[int(place)] for names, place in zip(named, places, strict=True))
-        return f"{site.name}[{', '.join(map(str, along))}]"
+        entry_names = self.labels.get(site.name, (None,) * len(places))
+        indices = (
+            place if names is None else names[int(place)] for names, place in zip(entry_names, places, strict=True)
+        )
+        return f"{site.name}[{', '.join(map(str, indices))}]"
 
     @property
     def local_dim(self) -> int:
@@ -172,10 +174,10 @@ class Problem:
     @property
     def reported(self) -> dict[str, Site]:
         """Deterministic sites whose values the flat vector determines."""
-        hidden = self.layout.depends_on_local | self.layout.depends_on_discrete
-        return {name: site for name, site in self.layout.reported.items() if name not in hidden}
+        undetermined = self.layout.depends_on_local | self.layout.depends_on_discrete
+        return {name: site for name, site in self.layout.reported.items() if name not in undetermined}
 
-    # -- what a density costs ----------------------------------------------------------------------------------
+    # -- cost of a density -------------------------------------------------------------------------------------
     @property
     def widest(self) -> int:
         """Rows of the partitioned plate, or of the largest plate nested in it."""
@@ -195,7 +197,7 @@ class Problem:
     def traits(self) -> Traits:
         """The model's traits, on which choices of settings depend."""
         if self.search is None:
-            raise TypeError("this problem has no search for its traits: make it by `pyro_fed.density.build`")
+            raise TypeError("this problem cannot search for its traits: make it by `pyro_fed.density.build`")
         return Traits(
             dim=self.dim,
             num_rows=self.num_rows,
@@ -222,12 +224,12 @@ class Problem:
     def execute(
         self, source: Source, rows: tuple[Tensor, ...], *, densities: bool = False, **options: Any
     ) -> Execution:
-        """Run the model on some rows, with latents from `source`; compute the sites' `densities` if asked.
+        """Run the model on some rows with latents from `source`, and compute the sites' log densities if `densities`.
 
-        With densities, discrete latents take all of their values at once, except those that `discrete=` gives.
+        With densities, discrete latents take all of their values at once, except those in `discrete=`.
 
         Args:
-            source: gives the latents their unconstrained values.
+            source: returns a latent's unconstrained value.
             rows: row tensors, each (m, ...), m >= 1.
             densities: compute the sites' log densities.
             options: as for `BoundModel.execute`.
@@ -252,7 +254,7 @@ class Problem:
         return Writable(mapped) if self.writes else nullcontext()
 
     def from_vector(self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None) -> Source:
-        """The latents' values: those of z (D,), and for these rows `local` (m, local_dim), zero by default.
+        """The latents' values from z (D,), and for these rows from `local` (m, local_dim), zero by default.
 
         Args:
             z: (D,) unconstrained vector.
@@ -272,7 +274,7 @@ class Problem:
         return source
 
     def unconstrain(self, values: Mapping[str, Tensor]) -> Tensor:
-        """The flat vector (D,) of constrained values, one a latent site.
+        """The flat vector (D,) of constrained values of all latent sites.
 
         Args:
             values: site name → value of the site's shape.
@@ -285,7 +287,7 @@ class Problem:
             raise DataError(f"no value for latent sites {missing}; the model has {list(self.sites)}")
 
         def source(msg: Message, transform: Any) -> Tensor:
-            value = torch.as_tensor(values[msg["name"]]).double()  # a simplex's last part is one less the others
+            value = torch.as_tensor(values[msg["name"]]).double()  # float64: a simplex's last part is a difference
             z: Tensor = transform.inv(value.reshape(msg["fn"].shape()))
             return z.to(self.dtype)
 
@@ -293,10 +295,10 @@ class Problem:
             return self.collect(source)
 
     def collect(self, source: Source) -> Tensor:
-        """The flat vector (D,) of the values that `source` gives to each latent site.
+        """The flat vector (D,) of the values that `source` returns for the latent sites.
 
         Args:
-            source: gives a latent site's unconstrained value from its message and transform.
+            source: returns a latent site's unconstrained value from its message and transform.
         """
         parts: dict[str, Tensor] = {}
 
@@ -317,15 +319,21 @@ class Problem:
         return self.compiler.level == "loop"
 
     def doubled(self) -> Problem:
-        """These densities computed in float64, and not compiled."""
+        """These densities computed in float64, without compilation."""
         return replace(self, bound=self.bound.doubled(), compiler=Compiler("loop" if self.looped else "off"))
 
     def placed(self) -> Problem:
-        """These densities with all tensors on `device`, for computations there; itself if that is the CPU."""
+        """These densities with all tensors on `device`; the problem itself if that is the CPU."""
         if self.device == CPU:
             return self
-        kept, own = self.compiler, self.compiler.of_form(f"on {self.device}")
-        compiler = replace(own, level=kept.level, auto=kept.auto, rounds=kept.rounds, seconds=kept.seconds)
+        own_compiler, device_compiler = self.compiler, self.compiler.of_form(f"on {self.device}")
+        compiler = replace(
+            device_compiler,
+            level=own_compiler.level,
+            auto=own_compiler.auto,
+            rounds=own_compiler.rounds,
+            seconds=own_compiler.seconds,
+        )
         return replace(self, bound=self.bound.on(self.device), compiler=compiler)
 
     def vmap(self, function: Callable[..., Any], in_dims: Any = 0) -> Callable[..., Any]:
@@ -339,7 +347,7 @@ class Problem:
 
     @property
     def in_units_of_scale(self) -> tuple[str, ...]:
-        """Names of the sites that are in units of their scale, see `noncentred`; none in the model's own form."""
+        """Names of the sites in units of their scale, see `NonCentred`; none in the model's own form."""
         return ()
 
     def mapped(self, function: Callable[..., Any], in_dims: Any, calls: int = 1) -> Callable[..., Any]:
@@ -358,7 +366,7 @@ class Problem:
         Args:
             function: as for `mapped`.
             in_dims: as for `mapped`.
-            args: pytrees like all later ones.
+            args: pytrees with the structure of all later ones.
             calls: as for `mapped`.
         """
         return self.compiler.flat(function, self, in_dims, args, calls)
@@ -374,9 +382,9 @@ class Problem:
             const: pytree that does not change over the steps.
             xs: pytree of inputs of each step, (length, C, ...), or ().
             length: number of steps.
-            const_dims: client axes of `const`: 0 for all of it, or a pytree like it with 0 for a tensor that has one,
-                None for one that all clients share, and `BATCHES` for a batch; `{"center": 0, "batch": BATCHES}` for
-                `{"center": shared["point"], "batch": data.full_batch()}`.
+            const_dims: client axes of `const`: 0 for all of it, or a pytree of the same structure with 0 for a tensor
+                with a client axis, None for a tensor that all clients share, and `BATCHES` for a batch, such as
+                `{"center": 0, "batch": BATCHES}` for `{"center": shared["point"], "batch": data.full_batch()}`.
         """
         return self.compiler.scan(function, self, carry, const, xs, length, const_dims)
 
@@ -390,16 +398,16 @@ class Problem:
         const_dims: Any = 0,
         every: Any = 1,
     ) -> tuple[Any, Any]:
-        """One scan after the other, each with other clients' constants, see `Compiler.scans`.
+        """Successive scans, each with the constants of other clients, see `Compiler.scans`.
 
         Args:
             function: one client's step, pure and hashable.
             carry: pytree with a leading client axis (C, ...).
-            const: pytree that does not change over a scan's steps, of K clients.
+            const: pytree of K clients that does not change over a scan's steps.
             xs: pytree of inputs of each step, (B T, C, ...).
-            at: number of the client in `const` whose constants each client of a scan takes, (B, C).
+            at: (B, C) number of the client in `const` whose constants each client of a scan uses.
             const_dims: client axes of `const`.
-            every: stride of the steps that are kept of each output.
+            every: stride of the stored steps of each output.
         """
         return self.compiler.scans(function, self, carry, const, xs, at, const_dims, every)
 
@@ -407,9 +415,9 @@ class Problem:
     def log_terms(
         self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None, **options: Any
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Log density site by site: outside the plate (), inside it each row's, (m,); the Jacobians under "".
+        """Log density site by site: () outside the plate, (m,) by rows inside it; the log-Jacobians under "".
 
-        A row's term of a site in a nested plate is the sum over the rows there that belong to it.
+        For a site in a nested plate, the term of a row is the sum over the nested rows of that row.
 
         Args:
             z: (D,) unconstrained vector.
@@ -420,11 +428,11 @@ class Problem:
         return self.terms_of(self.execute_at(z, rows, local, densities=True, **options), rows)
 
     def terms_of(self, execution: Execution, rows: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Log density site by site, as `log_terms`, of a run of the model with densities on these rows.
+        """`log_terms` of a run of the model with densities on these rows.
 
         Args:
             execution: with densities.
-            rows: the row tensors that it ran on, each (m, ...).
+            rows: the row tensors of the run, each (m, ...).
         """
         outside, inside = self._plate_terms(execution, rows)
         members = self.arguments.members(rows[: len(self.arguments.rows)])
@@ -436,10 +444,10 @@ class Problem:
     def _plate_terms(
         self, execution: Execution, rows: tuple[Tensor, ...]
     ) -> tuple[dict[str, Tensor], dict[str, tuple[str, Tensor]]]:
-        """`terms_of`, each site inside with the plate of rows, partitioned or nested, that it is in."""
+        """`terms_of`, where each site inside has the name of its plate of rows, partitioned or nested."""
         trace, filler, _ = execution
-        nothing = torch.zeros((), dtype=self.dtype, device=rows[0].device)
-        outside = {"": nothing + filler.log_jacobian}
+        zero = torch.zeros((), dtype=self.dtype, device=rows[0].device)
+        outside = {"": zero + filler.log_jacobian}
         inside = {}
         for name, site in trace.nodes.items():
             if site["type"] != "sample" or "log_prob" not in site or is_deterministic(site):
@@ -450,18 +458,18 @@ class Problem:
             else:
                 inside[name] = plate
         sizes = {frame.name: frame.size for name in inside for frame in trace.nodes[name]["cond_indep_stack"]}
-        summed, joint = sum_out(trace, inside, sizes) if self.layout.discrete else (set(), {})
-        alone = {
+        summed_sites, joint_terms = sum_out(trace, inside, sizes) if self.layout.discrete else (set(), {})
+        site_terms = {
             name: (plate, sum_to_rows(trace.nodes[name], frame_of(trace.nodes[name], plate).dim))
             for name, plate in inside.items()
-            if name not in summed
+            if name not in summed_sites
         }
         if self.layout.local:
-            alone[""] = self.plate, nothing.expand(len(rows[0])) + filler.row_jacobian
-        return outside, alone | joint
+            site_terms[""] = self.plate, zero.expand(len(rows[0])) + filler.row_jacobian
+        return outside, site_terms | joint_terms
 
     def plate_terms(self, z: Tensor, rows: tuple[Any, ...]) -> dict[str, tuple[str, Tensor]]:
-        """For each site inside the plate, at z (D,): the plate that its rows are in, and the terms of the rows at hand.
+        """The plate of rows of each site inside the plate, and the terms of these rows, at z (D,).
 
         Args:
             z: (D,) unconstrained vector.
@@ -475,7 +483,7 @@ class Problem:
         Args:
             z: (D,) unconstrained vector.
             rows: row tensors, each (m, ...).
-            near: what is known of the rows' own latents near z; nothing by default.
+            near: modes of the rows' own latents near z, if known.
         """
         if self.local_dim:
             return self.quadrature.log_parts(self, z, rows, near)
@@ -484,7 +492,7 @@ class Problem:
     def conditional_parts(
         self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """`log_parts` at values of the rows' own latents, whose log prior is part of the rows' terms.
+        """`log_parts` at given values of the rows' own latents; the rows' terms include the log prior of these.
 
         Args:
             z: (D,) unconstrained vector.
@@ -508,13 +516,13 @@ class Problem:
         return reduce(add, self.log_prior_terms(z).values())
 
     def log_prior_terms(self, z: Tensor) -> dict[str, Tensor]:
-        """Log density of each site outside the plate, of its value as the model has it; the Jacobians under "".
+        """Log density of each site outside the plate, at its constrained value; the log-Jacobians under "".
 
         Args:
             z: (..., D) unconstrained vectors.
 
         Returns:
-            site name → (...); together they are `log_prior`.
+            site name → (...); their sum is `log_prior`.
         """
         if z.dim() > 1:
             many: dict[str, Tensor] = self.vmap(self.log_prior_terms)(z)
@@ -534,9 +542,9 @@ class Problem:
         return self.log_parts(z, self.all_rows if rows is None else rows)[1]
 
     def site_log_lik(self, z: Tensor) -> dict[str, Tensor]:
-        """Terms of each pooled row, of nested plates too, site by site: z (..., D) → (..., N).
+        """Terms of each pooled row, including those of nested plates, site by site: z (..., D) → (..., N).
 
-        If latents are integrated out, the observed sites have one term together, under their joined names.
+        If latents are integrated out, the observed sites have one joint term, under their joined names.
 
         Args:
             z: (..., D) unconstrained vectors.
@@ -549,7 +557,7 @@ class Problem:
         return {name: terms for name, (_, terms) in self.plate_terms(z, self.all_rows).items()}
 
     def term_plates(self) -> dict[str, str]:
-        """The plate of rows, partitioned or nested, that each term of `site_log_lik` runs over."""
+        """The plate of rows, partitioned or nested, of each term of `site_log_lik`."""
         z = torch.zeros(self.dim, dtype=self.dtype, device=self.rows[0].device)
         if self.local_dim:
             return dict.fromkeys(self.site_log_lik(z), self.plate)
@@ -560,7 +568,7 @@ class Problem:
 
         Args:
             z: (..., D) unconstrained vectors.
-            batch: rows, each as often as its weight says.
+            batch: rows and their weights.
         """
         if z.dim() > 1:
             many: Tensor = self.vmap(lambda one: self.log_lik(one, batch))(z)
@@ -574,21 +582,21 @@ class Problem:
 
         Args:
             z: (D,) unconstrained vector.
-            batch: rows, each as often as its weight says.
-            temperature: the likelihood is raised to its inverse.
+            batch: rows and their weights.
+            temperature: inverse of the likelihood's power.
         """
         log_prior, pointwise = self.log_parts(z, batch.rows)
         return log_prior + (pointwise * batch.weight).sum() / temperature
 
     # -- values -------------------------------------------------------------------------------------------
     def constrain(self, z: Tensor, rows: tuple[Tensor, ...] | None = None) -> dict[str, Tensor]:
-        """Values of the flat vector's and of deterministic sites in their own (constrained) space.
+        """Values of the flat vector's sites and of deterministic sites in their constrained space.
 
-        Deterministic sites that depend on integrated latents are left out.
+        Deterministic sites that depend on integrated latents are omitted.
 
         Args:
             z: (..., D).
-            rows: rows that deterministic sites inside the plate are computed on; all by default.
+            rows: rows for deterministic sites inside the plate; all by default.
 
         Returns:
             site name → `(..., *site shape)`.
@@ -603,19 +611,19 @@ class Problem:
 
     @cached_property
     def transformed(self) -> Tensor:
-        """Which entries of the flat vector are transforms of their site's values, such as logarithms, (D,) bool."""
-        z = torch.full((self.dim,), 0.1, dtype=self.dtype)  # any point but 0, where exp(z) - 1 is z
+        """Whether each entry of the flat vector is a transform of its site's value, such as a logarithm, (D,) bool."""
+        z = torch.full((self.dim,), 0.1, dtype=self.dtype)  # any point other than 0, where exp(z) - 1 equals z
         with torch.no_grad():
             values = self.constrain(z, self.fewest_rows)
-        found = torch.ones(self.dim, dtype=torch.bool)
+        is_transformed = torch.ones(self.dim, dtype=torch.bool)
         for name, site in self.sites.items():
             value, part = values[name].reshape(-1), slice(site.start, site.start + site.size)
             if len(value) == site.size:
-                found[part] = value.to(z) != z[part]
-        return found
+                is_transformed[part] = value.to(z) != z[part]
+        return is_transformed
 
     def images(self, point: Tensor) -> Tensor:
-        """Points (R, D) with the values of one (D,) in another order or with other signs, see `starts.images_of`."""
+        """Points (R, D) with the values of a point (D,) reordered or with other signs; see `starts.images_of`."""
         values = self.constrain(point, self.fewest_rows)
         return images_of(point, values, self.sites, self.transformed, self.unconstrain)
 
@@ -638,13 +646,13 @@ class Problem:
 
     @cached_property
     def regular_start(self) -> Tensor:
-        """Zeros, (D,), or a point at which density, score and curvature are finite, see `starts.regular_start`."""
+        """Zeros (D,), or another point with finite density, score and curvature; see `starts.regular_start`."""
         return regular_start(self)
 
     def central_start(self, generator: torch.Generator) -> Tensor:
-        """A start for gradients, (D,): near the prior's mean, or zeros if a flat prior has none.
+        """A start (D,) for gradient methods: near the prior's mean, or zeros if a flat prior has no mean.
 
-        For a network it is further off if gradients vanish there; see `starts.central_start`.
+        For a network whose gradients vanish there it is farther from the mean; see `starts.central_start`.
 
         Args:
             generator: source of randomness.
@@ -654,14 +662,14 @@ class Problem:
         return central_start(self, generator, self.traits.layers)
 
     def feasible(self, points: Tensor, draw: Callable[[], Tensor]) -> Tensor:
-        """Points (S, D) of finite log density: these, or draws in place of the others, see `starts.feasible`.
+        """Points (S, D) with finite log density; draws replace the others, see `starts.feasible`.
 
         Args:
             points: (S, D).
-            draw: another point, (D,).
+            draw: returns a new point (D,).
 
         Raises:
-            ModelError: no such point was found.
+            ModelError: no draw has a finite log density.
         """
         return feasible(self, points, draw)
 
@@ -673,16 +681,16 @@ class Problem:
         radius: float = 2.0,
         checked: bool = True,
     ) -> Tensor:
-        """Starting points of finite log density, (num_samples, D), see `starts.draw_starts`.
+        """Starting points (num_samples, D) with finite log density, see `starts.draw_starts`.
 
         Args:
             num_samples: S.
             generator: source of randomness.
             strategy: one of Pyro's `init_to_*`; None draws from the prior.
-            radius: without a strategy, improper sites start uniformly in (-radius, radius), unconstrained.
-            checked: whether the log density has to be finite there.
+            radius: without a strategy, improper sites start uniformly on (-radius, radius), unconstrained.
+            checked: whether the log density must be finite there.
 
         Raises:
-            ModelError: no such point was found.
+            ModelError: no draw has a finite log density.
         """
         return draw_starts(self, num_samples, generator, strategy, radius, checked)

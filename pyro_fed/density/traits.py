@@ -1,13 +1,13 @@
-"""The traits of a model: everything that a choice of settings may depend on, in one record.
+"""The traits of a model: all properties that a choice of settings may depend on, in one record.
 
-Sizes are known from the beginning. Traits that need a search of the model's operations, or a run of the model, are
-found at the first access, and stored.
+Sizes are stored when the record is made. Traits that need a search of the model's operations, or a run of the model,
+are computed at the first access, and stored.
 
-Up to `LARGE_DIM` parameters, curvatures of single rows and expectations at many points are exact, and cost rows ×
-parameters × points. Beyond, that costs more than a whole run of stochastic gradients. A model of fewer parameters is
-also large if its rows have no linear predictors, as those of a network, and each row's scores at all values of its
-observation are too many: a network of 160 parameters took 17 s a round in this way, and as a diagonal Gaussian that
-starts at the prior it stayed there, at the accuracy of chance.
+Up to `LARGE_DIM` parameters, curvatures of single rows and expectations at many points are exact, at a cost of rows ×
+parameters × points. For more parameters this costs more than a whole run of stochastic gradients. A model of fewer
+parameters is also large if its rows have no linear predictors, as in a network, and the scores of its rows at all
+values of their observations are too many. A network of 160 parameters took 17 s a round with these scores; its diagonal
+Gaussian started at the prior and stayed there, at the accuracy of chance.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from pyro_fed.ops.memory import count_in_step
 
 #: Models with more parameters than this are large.
 LARGE_DIM = 1000
-#: Parameters up to which curvatures of rows, and full covariances, are affordable for any model.
+#: Largest number of parameters for which curvatures of rows, and full covariances, are affordable for any model.
 FULL_DIM = 100
-#: Parameters up to which some hundred points of a posterior have neighbours.
+#: Largest number of parameters for which a few hundred points of a posterior have neighbours.
 NEIGHBOURS_DIM = 20
-#: A model is large, too, if its curvature is diagonal and a round takes more numbers than this: rows × parameters ×
-#: points, about ten seconds a round.
+#: A model is also large if rows × parameters × points exceeds this number, about ten seconds a round with a diagonal
+#: curvature.
 LARGE_WORK = 2_000_000_000
-#: Points at which a network's size is judged: the algorithms' default number for expectations.
+#: Number of points in the definition of a network's size: the algorithms' default number for expectations.
 NETWORK_POINTS = 128
 #: Rows × points × parameters × values of an observation above which a model of more than `FULL_DIM` parameters is a
-#: network: half a second a round of a diagonal Gaussian, and 26 s a run; stochastic gradients take 2 s to a better log
-#: density (343 parameters, 142 rows). Algorithms without expectations begin with a Gaussian too, and Laplace's at the
-#: end of Newton's method does not fit a network.
+#: network: a diagonal Gaussian takes half a second a round and 26 s a run, and stochastic gradients take 2 s to a
+#: better log density (343 parameters, 142 rows). This also holds for algorithms without expectations, since they begin
+#: with a Gaussian, and a Laplace approximation by Newton's method does not fit a network.
 NETWORK_NUMBERS = 10_000_000
 
 
 class Neck(NamedTuple):
-    """Where the scale of a site is small, as far as its logarithm is linear in the flat vector."""
+    """The region where the scale of a site is small, by a linear approximation of its logarithm in the flat vector."""
 
     site: str  # its name
     scales: list[str]  # latents that its scale depends on
     log_scale: float  # the scale's logarithm at zero, the mean over its entries
-    slope: Tensor  # that logarithm's derivatives there, (D,)
+    slope: Tensor  # derivatives of the logarithm at zero, (D,)
 
 
 class Search(ABC):
-    """Finds those traits of one model that need a run of it, or a search of its operations; see `Traits` for each."""
+    """Finds the traits of a model that need a run of it or a search of its operations; `Traits` documents each."""
 
     @abstractmethod
     def linear_predictors(self) -> bool: ...
@@ -69,7 +69,7 @@ class Search(ABC):
 
     @abstractmethod
     def scores_jump(self, in_predictors: bool) -> bool:
-        """Whether rows' scores jump: in their linear predictors if `in_predictors`, or else in all parameters."""
+        """Whether rows' scores jump, in their linear predictors if `in_predictors`, otherwise in all parameters."""
 
     @abstractmethod
     def prior_kinks(self) -> Tensor: ...
@@ -97,7 +97,7 @@ class Search(ABC):
 
     @abstractmethod
     def numbers_of_a_row(self) -> float:
-        """Numbers that a run of the model makes for one row."""
+        """Intermediate numbers of one row in a run of the model."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,12 +112,12 @@ class Traits:
         improper: names of the sites with improper priors.
         local_dim: latents of one row that are integrated out of its likelihood.
         row_latents: names of rows' own latents, integrated out or part of the flat vector.
-        rows_in_tensors: whether a row is one entry of tensors, and not a group with a shape of its own.
-        looped: whether the model is run point by point, since it cannot be mapped.
+        rows_in_tensors: whether a row is an entry of tensors, and not a group of nested rows.
+        looped: whether the model is run point by point because it cannot be mapped.
         in_units_of_scale: names of the sites that are in units of their scale, in the non-centred form.
         without_curvature: rows whose second derivatives are finite at no point, and the cure; "" if there are none.
-        dtype: of the flat vector.
-        device: where clients' steps are computed.
+        dtype: dtype of the flat vector.
+        device: device of clients' steps.
         search: finds the other traits.
         centred: the traits of the model's own form, if this is its non-centred one.
 
@@ -145,7 +145,7 @@ class Traits:
 
     @property
     def as_written(self) -> Traits:
-        """The traits of the model in the form in which it is written."""
+        """The traits of the model in its own form."""
         return self.centred or self
 
     @cached_property
@@ -155,29 +155,29 @@ class Traits:
 
     @cached_property
     def layers(self) -> bool:
-        """Whether rows go through layers of weights, which makes the model a network of any size."""
+        """Whether rows pass through layers of weights, which makes a model of any size a network."""
         return self.search.layers()
 
     @cached_property
     def one_outcome(self) -> bool:
-        """Whether a row has one observation, whose distribution follows from its inputs and the flat vector."""
+        """Whether a row has one observation, whose distribution depends on its inputs and the flat vector alone."""
         return self.search.one_outcome()
 
     @cached_property
     def labels(self) -> bool:
-        """Whether a row's observation is one of finitely many values, so that a client may have only one of them."""
+        """Whether a row's observation has finitely many values, so that all rows of a client may have the same."""
         return self.search.labels()
 
     @cached_property
     def observed_values(self) -> int:
-        """Number of values of a row's observation at which its expected scores are computed."""
+        """Number of values of a row's observation in its expected scores."""
         return self.search.observed_values()
 
     @cached_property
     def non_smooth_scores(self) -> bool:
-        """Whether rows' scores jump, as those of a quantile regression: in predictors, or without them in most rows.
+        """Whether rows' scores jump, as in a quantile regression: in linear predictors, or without them in most rows.
 
-        Rows of a large model without linear predictors are not examined.
+        False for a large model without linear predictors, whose rows are not examined.
         """
         if self.linear_predictors:
             return self.search.scores_jump(in_predictors=True)
@@ -185,25 +185,25 @@ class Traits:
 
     @property
     def non_smooth_rows(self) -> bool:
-        """Whether scores jump and there are no linear predictors, so that curvatures are those of scores alone."""
+        """Whether scores jump and there are no linear predictors, so that curvatures come from scores alone."""
         return not self.linear_predictors and self.non_smooth_scores
 
     @cached_property
     def prior_kinks(self) -> Tensor:
-        """The coordinates along which the prior's score jumps, as a lasso's does at zero, (D,) bool."""
+        """Coordinates along which the prior's score jumps, such as at zero for a lasso, (D,) bool."""
         return self.search.prior_kinks()
 
     @property
     def proper_kinks(self) -> bool:
-        """Whether the priors are proper and a score of theirs jumps: a mode there has no Laplace approximation."""
+        """Whether the priors are proper and one has a score that jumps: a mode there has no Laplace approximation."""
         return not self.improper and bool(self.prior_kinks.any())
 
     @cached_property
     def kinked_prior(self) -> bool:
-        """Whether the prior's kinks rule out a Laplace approximation, and the prior is a place to begin at.
+        """Whether the prior's kinks rule out a Laplace approximation, and the prior is a suitable start.
 
-        If scales are latent, as in a hierarchical lasso, the Gaussian nearest to the prior is too wide to begin with:
-        the likelihood overflows there, and Laplace's is the better place. A network is stationary at its prior's mean.
+        If scales are latent, as in a hierarchical lasso, the Gaussian nearest to the prior is too wide for a start: the
+        likelihood overflows there, and a Laplace approximation is better. A network is stationary at its prior's mean.
         """
         return self.proper_kinks and not self.layers and not self.latent_scales
 
@@ -219,12 +219,12 @@ class Traits:
 
     @cached_property
     def moving_supports(self) -> dict[str, list[str]]:
-        """Latents whose support depends on other latents, with these, as for u ~ Uniform(0, theta)."""
+        """Latents whose support depends on other latents, such as u ~ Uniform(0, theta), with these other latents."""
         return self.search.moving_supports()
 
     @cached_property
     def walls(self) -> tuple[str, ...]:
-        """Sites whose density is zero on a part of the prior: beyond a parameter's constraint, or where it is NaN."""
+        """Sites whose density is set to zero on a part of the prior: beyond a parameter's constraint, or if NaN."""
         return self.search.walls()
 
     @cached_property
@@ -234,26 +234,26 @@ class Traits:
 
     @cached_property
     def necks_of_rows(self) -> list[Neck]:
-        """Where the scales of rows' own latents are small, if these scales are latent."""
+        """The necks of rows' own latents whose scales are latent."""
         return self.search.necks_of_rows()
 
     def affordable_points(self, rows: int, wanted: int) -> int:
-        """The `wanted` number of points, or for a large model the largest even number that is computed at once.
+        """The `wanted` number of points, or for a large model the largest even number that memory allows at once.
 
-        `rows` are those of all clients at each point.
+        `rows` is the number of rows of all clients at each point.
         """
         if not self.many_parameters:
             return wanted
-        room = count_in_step(rows * self.search.numbers_of_a_row())
-        return min(wanted, max(2, room // 2 * 2))
+        affordable = count_in_step(rows * self.search.numbers_of_a_row())
+        return min(wanted, max(2, affordable // 2 * 2))
 
     @property
     def scores_dtype(self) -> torch.dtype:
-        """Dtype of scores that are stored and sent: double precision, or the model's own if its parameters are many."""
+        """Dtype of stored and sent scores: float64, or the model's own for many parameters."""
         return self.dtype if self.many_parameters else torch.float64
 
     def require_affordable(self) -> None:
-        """Refuse a network whose rows' own latents cost too much to be integrated out.
+        """Refuse a network whose rows' own latents are too costly to integrate out.
 
         Raises:
             ModelError: names the latents, the cost and the cures.
@@ -263,23 +263,23 @@ class Traits:
 
     @property
     def points_have_neighbours(self) -> bool:
-        """Whether some hundred points are near to each other, so that a mixture around them follows any shape."""
+        """Whether a few hundred points are near each other, so that a mixture around them fits any shape."""
         return self.dim <= NEIGHBOURS_DIM
 
     @property
     def many_parameters(self) -> bool:
-        """Whether the parameters alone make the model large, whatever its rows."""
+        """Whether the number of parameters alone makes the model large."""
         return self.dim > LARGE_DIM
 
     @property
     def few_parameters(self) -> bool:
-        """Whether full covariances and Hessians cost little, whatever the model."""
+        """Whether full covariances and Hessians are affordable for any model."""
         return self.dim <= FULL_DIM
 
     def large(self, points: int = 1) -> bool:
         """Whether the model is too large for curvatures row by row.
 
-        `points` is the number at which an algorithm takes expectations, 1 for none.
+        `points` is the number of points in an algorithm's expectations, 1 without expectations.
         """
         if self.many_parameters:
             return True
@@ -289,7 +289,7 @@ class Traits:
 
     @cached_property
     def _is_network(self) -> bool:
-        """Whether rows go through layers, or scores at all values are many and there are no linear predictors."""
+        """Whether rows pass through layers, or scores at all values are many and there are no linear predictors."""
         numbers = self.dim * self.evaluations * NETWORK_POINTS
-        few = numbers * self.observed_values <= NETWORK_NUMBERS
-        return self.layers if few else not self.linear_predictors
+        few_scores = numbers * self.observed_values <= NETWORK_NUMBERS
+        return self.layers if few_scores else not self.linear_predictors

@@ -1,4 +1,4 @@
-"""The search for those traits of a model that need a run of it, or a search of its operations."""
+"""The search for the traits of a model that need a run of it or a search of its operations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pyro_fed.density.traits import Neck, Search
 
 
 class ModelSearch(Search):
-    """Finds the traits of a problem; those that hold no rows are kept for other federations of the same model."""
+    """Finds the traits of a problem; traits without rows are stored for other federations of the same model."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -43,7 +43,7 @@ class ModelSearch(Search):
         if not self.one_outcome():
             return 1
         fn = self._observation()
-        # All of a discrete observation, the nodes of a Gaussian's rule for another.
+        # All values of a discrete observation; the nodes of a Gaussian's rule for a continuous one.
         return len(fn.enumerate_support()) if fn.has_enumerate_support else GAUSSIAN_ORDER
 
     def scores_jump(self, in_predictors: bool) -> bool:
@@ -56,20 +56,20 @@ class ModelSearch(Search):
             z = torch.zeros(problem.dim, dtype=problem.dtype, device=problem.rows[0].device)
             return scores_jump(problem, parts, z)
 
-        found: bool = problem.compiler.find_once("scores jump", find, problem)
-        return found
+        jump: bool = problem.compiler.find_once("scores jump", find, problem)
+        return jump
 
     def prior_kinks(self) -> Tensor:
         problem = self.problem
-        found: Tensor = problem.compiler.find_once("prior turns", lambda: prior_turns(problem), problem)
-        return found
+        kinks: Tensor = problem.compiler.find_once("prior turns", lambda: prior_turns(problem), problem)
+        return kinks
 
     def latent_scales(self) -> bool:
         problem = self.problem
-        found: bool = problem.compiler.find_once(
+        exist: bool = problem.compiler.find_once(
             "latent scales", lambda: next(latent_scales(problem), None) is not None, problem
         )
-        return found
+        return exist
 
     def effects(self) -> tuple[str, ...]:
         return effects_of(self.problem)
@@ -93,7 +93,7 @@ class ModelSearch(Search):
         check_affordable(self.problem)
 
     def _observation(self) -> Any:
-        """The distribution of the first row's observation, at the origin."""
+        """The distribution of the first row's observation at the origin."""
         problem = self.problem
         z = torch.zeros(problem.dim, dtype=problem.dtype, device=problem.rows[0].device)
         return observation_distribution(problem, z, tuple(leaf[:1] for leaf in problem.rows))

@@ -268,7 +268,9 @@ class Federation:
         self.coords = {name: list(value) for name, value in (coords or {}).items()}
         try:
             with explained_failures(arguments, model, plate, self._place):
-                problem = build(model, arguments, plate, num_rows, dtype, quadrature=quadrature, seen=seen, free=free)
+                problem = build(
+                    model, arguments, plate, num_rows, dtype, quadrature=quadrature, initial_run=seen, free=free
+                )
                 self.problem = replace(problem, device=device, num_clients=len(clients))
         except OutsideSupportError as error:
             if missing is None and error.row is None:

@@ -83,7 +83,7 @@ CALLS = {
     ),
     "a client's arguments by name": (
         lambda: pf.Federation.from_clients(line, [{"x": X, "y": Y}], plate="data"),
-        "in from_clients, by place, as a tuple",
+        "arguments in from_clients by position, as a tuple",
     ),
     "a home folder": (
         lambda: pf.run(pf.FedAvg(), made(), checkpoint="~/state", **QUIET),

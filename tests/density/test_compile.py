@@ -270,7 +270,9 @@ def test_a_step_that_inductor_fails_on_is_run_as_it_was_traced(monkeypatch):
         raise AssertionError("no lowering\nof this")
 
     monkeypatch.setattr(torch._inductor, "compile", failing)
-    with pytest.warns(UserWarning, match=r"Inductor's code for a step cannot be had \(no lowering\); it is run as it"):
+    with pytest.warns(
+        UserWarning, match=r"Inductor's code for a step cannot be compiled \(no lowering\); the traced step"
+    ):
         compiled = run(algorithm, fed, rounds=2, compile="inductor")
     np.testing.assert_array_equal(positions(compiled), positions(traced))
     monkeypatch.setattr(compiling, "pays", lambda nodes, calls: True)

@@ -169,7 +169,7 @@ def positive_and_used(y, length):
 def test_a_latent_with_bounds_that_nothing_holds_is_refused(data):
     """Its integral is a slope without an end: the likelihood was no number, and a run came to no end either."""
     with pytest.raises(
-        pf.errors.ModelError, match=r"latent 'z' has bounds and no density .* of 24 .*Take the mask off"
+        pf.errors.ModelError, match=r"latent 'z' has bounds and no density .* of 24 .*Mask only the observations"
     ):
         pf.Federation(positive, data, plate="rows", num_clients=3)
     fed = pf.Federation(positive_and_used, data, plate="rows", num_clients=3)

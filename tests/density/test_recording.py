@@ -205,7 +205,7 @@ def test_a_binding_takes_the_arguments_of_its_operation(name):
 
 @pytest.mark.parametrize("asks", [lambda z: z * z.sum().item(), lambda z: z if z[0, 0] > 0 else -z])
 def test_a_number_asked_of_an_input_is_refused(asks):
-    with pytest.raises(RuntimeError, match="the value of a tensor is asked for while the step is traced"):
+    with pytest.raises(RuntimeError, match="the value of a tensor is read while the step is traced"):
         record(asks, [X.clone()])
 
 

@@ -87,7 +87,7 @@ def test_priors_that_look_at_the_rows(model, data):
 def test_noise_inside_the_model(model, data):
     said = refusal(model, arguments(*DATA[data]))
     assert "draws random numbers" in said
-    assert "draw it once before the model and pass it" in said
+    assert "draw them once before the model and pass them" in said
     if model is not unsplit.python_noise:  # no torch function draws
         assert f"(unsplit.py:{marked(model)})" in said
 
@@ -246,8 +246,8 @@ def averaged(x, y):
     [
         (averaged, r"divided by the number of rows, .*pf\.shared\('n', len\(x\)\)"),
         (column_of_events, r"values have the shape \(20,\), its distribution \(20, 1\) by \.to_event.* y\[:, None\]"),
-        (column, r"has the shape \(20, 20\), each row beside each, .*a column \(20, 1\)\. .*y\.squeeze\(-1\)"),
-        (one_event, r"Each of the 20 rows has all 20 as one value, by \.to_event\(1\): leave that out"),
+        (column, r"has the shape \(20, 20\), all pairs of rows, .*a column \(20, 1\)\. .*y\.squeeze\(-1\)"),
+        (one_event, r"Each of the 20 rows has all 20 as one value, by \.to_event\(1\): omit this"),
     ],
 )
 def test_what_is_wrong_with_all_rows_is_named(model, cure):
@@ -329,13 +329,15 @@ def test_a_value_out_of_the_graph_is_found_by_its_line_and_without_one():
             pyro.sample("y", dist.Normal(Halved.apply(m) if halved else m.detach(), 1.0), obs=y)
 
     line = r"`pyro.sample\(.*m.detach.*\(test_splitting.py:\d+\)"
-    for halved, cause in ((False, line), (True, "something on the way")):
+    for halved, cause in ((False, line), (True, "an operation of the model")):
         with pytest.raises(pf.errors.ModelError, match=rf"in 'm' is not that of its values: {cause}"):
             pf.Federation(model, (ROUNDED, halved), plate="data", num_clients=2, seed=0)
 
 
 def test_a_likelihood_that_is_lost_in_rounding_everywhere_is_told_so():
-    with pytest.raises(pf.errors.ModelError, match=r"the likelihood is the same at all points .* from log-cdfs"):
+    with pytest.raises(
+        pf.errors.ModelError, match=r"the likelihood is the same at all examined points.* from log-cdfs"
+    ):
         pf.Federation(between, (ROUNDED + 13.0, 0.1, 1e-300), plate="data", num_clients=2, seed=0)
 
 

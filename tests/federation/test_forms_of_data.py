@@ -114,7 +114,7 @@ def test_missing_values_that_only_a_comparison_sees_are_refused():
 
     x = X.clone()
     x[3, 0] = torch.nan
-    with pytest.raises(pf.errors.DataError, match=r"argument 'x'\[3, 0\] is NaN.*never asks for torch.isnan\(x\)"):
+    with pytest.raises(pf.errors.DataError, match=r"argument 'x'\[3, 0\] is NaN.*never tests torch.isnan\(x\)"):
         federation(model, (x, Y))
 
 
@@ -148,7 +148,7 @@ def test_new_data_are_coded_as_the_first_were():
     fed = federation(by_group, (GROUPS, Y))
     again = fed.with_args((np.array(["fir"] * N), Y))
     assert again.problem.arguments.leaves[0].unique().tolist() == [1]
-    with pytest.raises(pf.errors.DataError, match="argument 'g' has the labels ash, which are none of elm, fir, oak"):
+    with pytest.raises(pf.errors.DataError, match="argument 'g' has the labels ash, which are not among elm, fir, oak"):
         fed.with_args((np.array(["ash"] * N), Y))
 
 

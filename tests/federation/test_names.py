@@ -155,7 +155,7 @@ def test_names_in_two_orders_are_refused():
     with pytest.raises(pf.errors.SettingError, match="the same names in another order"):
         by, coords = pf.partition.ByGroup([*LEVELS]), {"hospitals": sorted(LEVELS)}
         pf.Federation(groups_of, (hospital, y, 4), partition=by, coords=coords, **nested)
-    with pytest.raises(pf.errors.DataError, match="argument 'hospital' has the labels Zell, which are none of"):
+    with pytest.raises(pf.errors.DataError, match="argument 'hospital' has the labels Zell, which are not among"):
         pf.Federation(
             groups_of, (hospital, y, 4), partition=pf.partition.ByGroup(["Aue", "Bonn", "Celle", "Z"]), **nested
         )

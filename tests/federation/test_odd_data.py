@@ -248,7 +248,7 @@ def test_sites_that_no_result_can_hold_are_refused_before_the_run(name):
         with pyro.plate("data", len(y)):
             pyro.sample("y", dist.Normal(w, 1.0), obs=y)
 
-    with pytest.raises(pf.errors.ModelError, match=f"site {name!r}: .*call it otherwise"):
+    with pytest.raises(pf.errors.ModelError, match=f"site {name!r}: .*rename it"):
         pf.Federation(model, (rows(0)[0][:, 0],), plate="data", num_clients=2)
 
 

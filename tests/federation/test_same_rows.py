@@ -135,7 +135,7 @@ def test_a_model_cannot_write_a_column():
 
     with pytest.raises(pf.errors.ModelError, match="a data frame is read only: compute the column before the model"):
         pf.Federation(writes, (FRAME, Y), plate="data", num_clients=3)
-    with pytest.raises(pf.errors.ModelError, match=r"no 'assign' of pandas: .* in the frame before the federation"):
+    with pytest.raises(pf.errors.ModelError, match=r"no 'assign' of pandas: .* to the frame before the federation"):
         pf.Federation(lambda df, y: model(df.assign(c=0.0), y), (FRAME, Y), plate="data", num_clients=3)
     with pytest.raises(pf.errors.ModelError, match=r"no column 'rank'.*frame.assign\(rank=None\)"):  # a name of pandas
         pf.Federation(lambda df: model(df[["a"]], df["rank"]), (FRAME,), plate="data", num_clients=3)

@@ -384,7 +384,7 @@ def test_categories_of_numbers_and_columns_of_arrays():
     model = regression(lambda df: df["ward"] == 17)
     fed = federation(model, FRAME.assign(ward=ward))
     assert log_density(fed) == pytest.approx(log_density(numeric(z=FRAME["ward"] == 1)), rel=1e-12)
-    with pytest.raises(pf.errors.ModelError, match=r"compared with 1 .*none of its labels"):
+    with pytest.raises(pf.errors.ModelError, match=r"compared with 1 .*not one of its labels"):
         federation(regression(lambda df: df["ward"] == 1), FRAME.assign(ward=ward))
 
     def arrays(sex, y):
@@ -428,7 +428,7 @@ def hospitals(of, **options):
 
 def test_whose_a_row_is_is_looked_up_by_alone():
     hospitals(lambda a, h, beds: a[h])
-    with pytest.raises(pf.errors.ModelError, match=r"to which group each row belongs, .* pass the column again"):
+    with pytest.raises(pf.errors.ModelError, match=r"each row's group, .* pass the column again"):
         hospitals(lambda a, h, beds: a[h] + (h == "Chur"))
 
 

@@ -144,7 +144,7 @@ def test_rows_of_nested_plates():
     other = fed.with_args((values(1, 12), county))
     fresh = draws(pf.FedLaplace(), made(values(1, 12)), **UNAUDITED)
     assert same(draws(pf.FedLaplace(), other, **UNAUDITED), fresh)
-    with pytest.raises(pf.errors.DataError, match="'county' says which group a row belongs to"):
+    with pytest.raises(pf.errors.DataError, match="'county' holds each row's group"):
         fed.with_args((values(1, 12), county.flip(0)))
 
 
@@ -170,7 +170,7 @@ def test_data_that_lie_apart():
         (lambda x, y, s: (x.long(), y, s), "'x' is torch.int64, expected torch.float64"),
         (lambda x, y, s: (x, y, 1.0), r"'scale' was tensor.* and is 1.0: only arrays may have new values"),
         (lambda x, y, s: ({"a": x}, y, s), r"expected the arguments \['x', 'y', 'scale'\], received"),
-        (lambda x, y, s: (x, y), "but was given 2 arguments by position"),
+        (lambda x, y, s: (x, y), "but received 2 arguments by position"),
         (lambda x, y, s: (x, y + 0.5, s), "'y'"),  # outside of the likelihood's support
     ],
 )

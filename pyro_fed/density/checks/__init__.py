@@ -1,1 +1,1 @@
-"""Checks of a model before a run: its sites, its plates, and whether it splits over rows."""
+"""Checks of a model before a run: its sites, its plates, and the factorisation of its likelihood over rows."""

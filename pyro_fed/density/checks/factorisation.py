@@ -1,18 +1,17 @@
-"""Whether a model's likelihood can be split over the partitioned plate: numerical checks in place of trust.
+"""Numerical checks that a model's likelihood factorises over the partitioned plate.
 
-Each row's log-likelihood must be the same whichever rows accompany it, and sites outside the plate must not depend on
-the rows. The model is run on its rows, and again on pairs of them: two rows differ from all of them as much as possible
-in their means, extremes, ranks, places, number and groups, so that a dependence on any of these shows. The pairs hold
-the rows with the smallest, the largest and the smallest absolute value of each column, and others at random; of many
-rows those that are looked at are chosen so too, since an edge, such as a dose of zero, may be one row of thousands.
+Each row's log-likelihood must not depend on other rows, and sites outside the plate must not depend on the rows. The
+model is run on its rows, and again on pairs of them: a pair differs from all rows in means, extremes, ranks, places,
+number and groups, so that a dependence on any of these shows. The pairs contain the rows with the smallest, the largest
+and the smallest absolute value of each column, and random rows. Large data are sampled in the same way, since an edge,
+such as a dose of zero, may be one row of thousands.
 
-All of this is computed in float64 whatever the problem's dtype, since in float32 rounding hides the effect of a
-neighbour; at several points, near zero and where the prior has its mass, since some effects are not everywhere; and
-with the likelihood's gradient. Differences no larger than those from a change of the inputs in their last digits are
-rounding.
+The checks compare densities and gradients in float64, since rounding in float32 hides the effect of a neighbour, and at
+several points, near zero and in the bulk of the prior, since some effects are local. A difference is rounding if a
+change of the inputs in their last digits has an effect of the same size.
 
-Models with imputed entries are run once more, with another value for them. `blame` examines failures, so that the
-message has a line and a cause.
+Models with imputed entries are run once more, with another value for these. `blame` finds the line and the cause of a
+failure for the message.
 """
 
 from __future__ import annotations
@@ -52,9 +51,9 @@ from pyro_fed.density.starts import draw_starts
 from pyro_fed.errors import ModelError, PyroFedError, listed, warn_user
 from pyro_fed.ops.memory import count_in_memory, count_in_step
 
-#: Rows that are examined in pairs, and the number of columns whose extreme rows are among them.
+#: Number of rows in pairs, and number of columns whose extreme rows are among them.
 PAIRED_ROWS, EXTREME_COLUMNS = 1024, 32
-#: With fewer rows each is paired with itself: two pairs of four rows may share everything with the four.
+#: With fewer rows each row is paired with itself: two pairs may have the same summaries as their four rows.
 MIN_PAIRED_ROWS = 6
 #: Numbers of rows and of points, if the model has to be run pair by pair.
 LOOPED_ROWS, LOOPED_POINTS = 12, 2
@@ -63,7 +62,7 @@ Terms = dict[str, Tensor]
 
 
 class _Run(NamedTuple):
-    """Densities of pairs, outside (R, P) and inside (R, P, 2), a gradient (P, D), and what is finite (P,)."""
+    """Densities of pairs, outside (R, P) and inside (R, P, 2), a gradient (P, D), and whether all is finite (P,)."""
 
     outside: Terms
     inside: Terms
@@ -72,56 +71,60 @@ class _Run(NamedTuple):
     regular: Tensor
 
 
-def check_splits(problem: RowDensities, seen: FirstRun) -> None:
-    """Refuse a model that does not split, mapping it as the problem does; `seen` is its first run, on all rows."""
+def check_splits(problem: RowDensities, initial_run: FirstRun) -> None:
+    """Refuse a model that does not split over rows; the model is mapped by the problem's own mapping."""
     try:
-        with torch.random.fork_rng(devices=[]):  # a model's own draws must not change later ones
-            judged = problem.doubled()
-            sample = _sample(judged, seen)
+        with torch.random.fork_rng(devices=[]):  # a model's own draws must not change later draws
+            double_problem = problem.doubled()
+            sample = _sample(double_problem, initial_run)
             with StepWatcher() as stepping, Computed() as computed:
-                whole, values = _run_all_rows_and_beside(judged, sample)
-            if walls := find_walls(judged, seen, computed.names):  # what overflows in float32 alone is none
-                whole, values = _run_all_rows_and_beside(judged, sample)
-            _check_range(judged, seen, sample, whole)
-            if not bool(whole.regular[0]):
-                sample = _from_a_regular_point(judged, sample, whole.regular)
-                whole, values = _run_all_rows_and_beside(judged, sample)
-            apart = _run_each_pair(judged, sample)
-            _compare(judged, sample, whole, apart)
-            _compare_with_all(judged, seen, sample, apart)
+                all_rows, values = _run_all_rows_and_beside(double_problem, sample)
+            if walls := find_walls(
+                double_problem, initial_run, computed.names
+            ):  # in float64: an overflow in float32 is no wall
+                all_rows, values = _run_all_rows_and_beside(double_problem, sample)
+            _check_range(double_problem, initial_run, sample, all_rows)
+            if not bool(all_rows.regular[0]):
+                sample = _from_a_regular_point(double_problem, sample, all_rows.regular)
+                all_rows, values = _run_all_rows_and_beside(double_problem, sample)
+            each_pair = _run_each_pair(double_problem, sample)
+            _compare(double_problem, sample, all_rows, each_pair)
+            _compare_with_all(double_problem, initial_run, sample, each_pair)
             check_slope(
                 values,
-                whole.slope[0],
+                all_rows.slope[0],
                 sample.z,
-                partial(_total_and_slope, judged, sample),
-                judged.sites,
-                partial(line_leaving_graph, judged, sample.z[0], sample.all_together, sample.local[0]),
-                _is_flat(whole),
+                partial(_total_and_slope, double_problem, sample),
+                double_problem.sites,
+                partial(line_leaving_graph, double_problem, sample.z[0], sample.all_together, sample.local[0]),
+                _is_flat(all_rows),
             )
-            if stepping.found and (stepped := steps(judged, sample.z[0])):
-                warn_user(f"{steps_warning(stepped)}. {STEPS_CURE}")
-            if not bool(whole.regular.any()):
-                points = torch.cat([sample.z, _prior_draws(judged, sample)[: len(sample.z)]])
+            if stepping.found and (step_lines := steps(double_problem, sample.z[0])):
+                warn_user(f"{steps_warning(step_lines)}. {STEPS_CURE}")
+            if not bool(all_rows.regular.any()):
+                points = torch.cat([sample.z, _prior_draws(double_problem, sample)[: len(sample.z)]])
                 try:
-                    refuse_undefined(judged, points, sample.rows, sample.local.repeat(2, 1, 1), sample.at, walls)
+                    refuse_undefined(
+                        double_problem, points, sample.rows, sample.local.repeat(2, 1, 1), sample.at, walls
+                    )
                 except UndefinedError as error:
                     if error.order < 2:
                         raise
                     problem.bound.without_curvature.append(error)
-            _check_imputed(judged, seen, sample, whole)
+            _check_imputed(double_problem, initial_run, sample, all_rows)
             for wall in walls:
                 warn_user(wall)
     except ModelError as error:
         error.args = (f"{error}{plate_tree(problem.bound)}",)
         raise
     except RuntimeError as error:
-        if (said := no_derivative_error(problem, error)) is None:
+        if (derivative_error := no_derivative_error(problem, error)) is None:
             raise
-        raise said from error
+        raise derivative_error from error
 
 
 # -- rows and points --------------------------------------------------------------------------------------------
-def _sample(problem: RowDensities, seen: FirstRun) -> Sample:
+def _sample(problem: RowDensities, initial_run: FirstRun) -> Sample:
     bound = problem.bound
     count = _reference_rows(bound.num_rows, problem.dim)
     at_random = torch.randperm(bound.num_rows, generator=torch.Generator().manual_seed(0))[:count].tolist()
@@ -137,27 +140,29 @@ def _sample(problem: RowDensities, seen: FirstRun) -> Sample:
         bound.all_rows if len(at) == bound.num_rows else rows,
         pairs,
         weight,
-        points(problem, seen)[:number],
-        local_points(problem, seen, at)[:number],
+        points(problem, initial_run)[:number],
+        local_points(problem, initial_run, at)[:number],
     )
 
 
 def _reference_rows(num_rows: int, dim: int) -> int:
-    """Number of rows among which each is examined, at all points: fewer if a row's density has very many parameters."""
+    """Number of rows that are examined together at all points; fewer for very many parameters."""
     return min(num_rows, ROWS_TOGETHER, max(FEW_ROWS, count_in_step(dim)))
 
 
 def _pairs(problem: RowDensities, rows: tuple[Any, ...]) -> Tensor:
-    """Places (R, 2): rows with extreme values and others at random, each once; few paired with themselves."""
+    """Places (R, 2) of rows with extreme values and of random rows, each once; few rows are paired with themselves."""
     count = len(rows[0])
     if count < MIN_PAIRED_ROWS:
         return torch.arange(count).unsqueeze(-1).expand(-1, 1 if count == 2 else 2)
-    most = LOOPED_ROWS if problem.looped else min(PAIRED_ROWS, count_in_memory(3 * problem.dim))
-    most = max(most, MIN_PAIRED_ROWS)
+    largest_count = LOOPED_ROWS if problem.looped else min(PAIRED_ROWS, count_in_memory(3 * problem.dim))
+    largest_count = max(largest_count, MIN_PAIRED_ROWS)
     at_random = torch.randperm(count, generator=torch.Generator().manual_seed(1)).tolist()
-    chosen = list(dict.fromkeys([*_extremes(rows)[: most // 2], *at_random]))[: min(most, count) // 2 * 2]
-    order = torch.randperm(len(chosen), generator=torch.Generator().manual_seed(3))
-    return torch.tensor(chosen)[order].reshape(-1, 2)
+    places = list(dict.fromkeys([*_extremes(rows)[: largest_count // 2], *at_random]))[
+        : min(largest_count, count) // 2 * 2
+    ]
+    order = torch.randperm(len(places), generator=torch.Generator().manual_seed(3))
+    return torch.tensor(places)[order].reshape(-1, 2)
 
 
 def _extremes(rows: tuple[Any, ...]) -> list[int]:
@@ -200,7 +205,7 @@ def _run(
     share: float,
     curved: bool = False,
 ) -> Any:
-    """Gradient (D,) of weighted rows' terms and a share of the sites outside; what must be finite; all terms."""
+    """Gradient (D,) of weighted rows' terms and a share of the sites outside; parts that must be finite; all terms."""
 
     def total(point: Tensor, own: Tensor) -> tuple[Tensor, Any]:
         outside, inside = problem.log_terms(point, rows, own)
@@ -242,7 +247,7 @@ def _run_all_rows(problem: RowDensities, sample: Sample, curved: bool = False) -
 
 
 def _run_all_rows_and_beside(problem: RowDensities, sample: Sample) -> tuple[_Run, Tensor]:
-    """`_run_all_rows`, and the gradient at `points_beside` the first, in one run of the model."""
+    """`_run_all_rows`, and totals at `points_beside` the first point, in one run of the model."""
     here, first = slice(len(sample.z)), _at_first(sample, points_beside(sample.z[0]))
     both = sample._replace(z=torch.cat([sample.z, first.z]), local=torch.cat([sample.local, first.local]))
     run = _run_all_rows(problem, both, curved=True)
@@ -252,7 +257,7 @@ def _run_all_rows_and_beside(problem: RowDensities, sample: Sample) -> tuple[_Ru
 
 
 def _from_a_regular_point(problem: RowDensities, sample: Sample, regular: Tensor) -> Sample:
-    """The sample, first at a point where all is finite: one of its own or a prior draw; unchanged without one."""
+    """The sample with a first point where all is finite, its own or a prior draw; unchanged if there is none."""
     if bool(regular.any()):
         first = int(regular.float().argmax())
         order = torch.tensor([first, *(point for point in range(len(regular)) if point != first)])
@@ -278,27 +283,27 @@ def _total_and_slope(problem: RowDensities, sample: Sample, points: Tensor) -> t
     return _totals(run, sample), run.slope
 
 
-def _check_range(problem: RowDensities, seen: FirstRun, sample: Sample, run: _Run) -> None:
-    """Refuse rows whose densities are beyond the range or the digits of float64: latents do not change them."""
-    # A density of zero is an overflow if the data's squares are; elsewhere it may be an end of the support. One so
-    # large that 1 nat is lost in rounding is the same number at all points.
+def _check_range(problem: RowDensities, initial_run: FirstRun, sample: Sample, run: _Run) -> None:
+    """Refuse rows whose densities exceed the range or the digits of float64, so that latents do not change them."""
+    # A density of zero is an overflow if the squares of the data overflow; otherwise it may be an end of the support. A
+    # density that loses 1 nat to rounding is the same number at all points.
     numbers = [leaf for leaf in sample.all_together if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     largest = max((float(leaf.abs().max()) for leaf in numbers if leaf.numel()), default=0.0)
-    huge = torch.finfo(torch.float64).max ** 0.5 < largest < math.inf
+    squares_overflow = torch.finfo(torch.float64).max ** 0.5 < largest < math.inf
     for name in run.inside.keys() & (problem.layout.observed.keys() - problem.layout.factors):
-        terms, msg = run.inside[name], seen.execution.trace.nodes[name]  # (R, P, 2)
-        lost = (terms == terms[:, :1]) & (terms.abs() > 1.0 / torch.finfo(terms.dtype).eps)
-        lost &= terms.isfinite() | huge
-        gone = lost.all(1).flatten()
-        if not bool(gone.any()) or not bool(msg["fn"].support.check(msg["value"]).all()):
+        terms, msg = run.inside[name], initial_run.execution.trace.nodes[name]  # (R, P, 2)
+        is_lost = (terms == terms[:, :1]) & (terms.abs() > 1.0 / torch.finfo(terms.dtype).eps)
+        is_lost &= terms.isfinite() | squares_overflow
+        lost_rows = is_lost.all(1).flatten()
+        if not bool(lost_rows.any()) or not bool(msg["fn"].support.check(msg["value"]).all()):
             continue
-        rows = sample.at[sample.pairs].flatten()[gone].unique().tolist()
+        rows = sample.at[sample.pairs].flatten()[lost_rows].unique().tolist()
         raise ModelError(
-            f"site '{name}': its log density is beyond what float64 can hold, or can tell 1 nat of, in "
-            f"{len(rows)} of the {gone.numel()} rows that were looked at (rows {listed(rows)}), with "
-            f"{listed(map(repr, problem.sites))} near zero as where their priors have their mass. The numbers of these "
+            f"site '{name}': its log density exceeds the range of float64, or its precision of 1 nat, in "
+            f"{len(rows)} of the {lost_rows.numel()} rows examined (rows {listed(rows)}), with "
+            f"{listed(map(repr, problem.sites))} near zero and in the bulk of their priors. The numbers of these "
             "rows are too large for the model's scale: divide the data by their own scale before the model, or "
-            "give the latents priors whose mass is where the data are"
+            "give the latents priors on the scale of the data"
         )
 
 
@@ -308,22 +313,22 @@ def _is_flat(run: _Run) -> bool:
 
 
 def _at_first(sample: Sample, points: Tensor) -> Sample:
-    """The sample at points (M, D), with its first point's latents of rows at each."""
+    """The sample at points (M, D), with the rows' latents of its first point at each."""
     return sample._replace(z=points, local=sample.local[:1].expand(len(points), *sample.local.shape[1:]))
 
 
 def _totals(run: _Run, sample: Sample) -> Tensor:
     """Weighted sums of a run's terms at its points, (M,)."""
-    found = run.slope.new_zeros(len(run.slope))
+    totals = run.slope.new_zeros(len(run.slope))
     for terms in run.outside.values():
-        found = found + terms[0]
+        totals = totals + terms[0]
     for terms in run.inside.values():
-        found = found + (sample.weight[:, None] * terms).sum((0, 2))
-    return found
+        totals = totals + (sample.weight[:, None] * terms).sum((0, 2))
+    return totals
 
 
 def _run_each_pair(problem: RowDensities, sample: Sample) -> _Run:
-    """Every pair by itself."""
+    """Every pair in a run of its own."""
     pairs, share = sample.pairs, 1.0 / len(sample.pairs)
 
     def pair(rows: tuple[Any, ...], local: Tensor, weight: Tensor) -> Any:
@@ -344,61 +349,65 @@ def _run_each_pair(problem: RowDensities, sample: Sample) -> _Run:
 
 # -- comparing --------------------------------------------------------------------------------------------------
 def _compare(problem: RowDensities, sample: Sample, whole: _Run, apart: _Run) -> None:
-    """Refuse values that differ between the rows together and in pairs by more than rounding."""
+    """Refuse values that differ by more than rounding between all rows together and pairs."""
     for kind, name, _ in _differences(whole, apart):
-        _look_again(problem, sample, kind, name, whole, apart)
-    if bool(_steep(whole, apart).any()):
-        _look_again(problem, sample, "slope", "", whole, apart)
+        _refuse_unless_rounding(problem, sample, kind, name, whole, apart)
+    if bool(_different_slopes(whole, apart).any()):
+        _refuse_unless_rounding(problem, sample, "slope", "", whole, apart)
 
 
 def _differences(whole: _Run, apart: _Run) -> Iterator[tuple[str, str, Tensor | None]]:
-    """Kind and name of the densities that differ, and where; None if the pairs do not have them."""
+    """Kind, name and mask of the densities that differ; the mask is None if the pairs do not have the site."""
     for kind in ("outside", "inside"):
         for name, value in getattr(whole, kind).items():
-            found = _part_of_run(apart, kind, name)
-            off = None if found is None else where_different(value, found)
-            if off is None or bool(off.any()):
-                yield kind, name, off
+            pair_value = _values_of_run(apart, kind, name)
+            differs = None if pair_value is None else where_different(value, pair_value)
+            if differs is None or bool(differs.any()):
+                yield kind, name, differs
 
 
-def _steep(whole: _Run, apart: _Run) -> Tensor:
-    """Where the gradients differ, as far as they are finite: a row that is not in a pair may have none."""
+def _different_slopes(whole: _Run, apart: _Run) -> Tensor:
+    """Where finite gradients differ: a row outside the pairs may have a gradient that is not finite."""
     finite = whole.slope.isfinite() & apart.slope.isfinite()
     return finite & where_different(whole.slope, apart.slope, whole.size + apart.size)
 
 
 def where_different(a: Tensor, b: Tensor, size: Tensor | None = None) -> Tensor:
-    """Where two values differ."""
+    """Whether entries of two values differ."""
     scale = torch.maximum(a.abs(), b.abs()) if size is None else size
     same = (a == b) | (a.isnan() & b.isnan())
     return ~(((a - b).abs() <= SAME_SHARE * (1 + scale)) | same)
 
 
-def _look_again(problem: RowDensities, sample: Sample, kind: str, name: str, whole: _Run, apart: _Run) -> None:
+def _refuse_unless_rounding(
+    problem: RowDensities, sample: Sample, kind: str, name: str, whole: _Run, apart: _Run
+) -> None:
     """Refuse the model for a difference, unless it is rounding."""
-    expected, found = _part_of_run(whole, kind, name), _part_of_run(apart, kind, name)
-    if found is None or expected is None:
+    expected, pair_value = _values_of_run(whole, kind, name), _values_of_run(apart, kind, name)
+    if pair_value is None or expected is None:
         raise not_factorising_error(problem, sample, kind, name, expected, None, None)
-    again = _part_of_run(_run_each_pair(problem, sample), kind, name)
-    if again is None or bool(where_different(again, found).any()):
-        raise random_model_error(problem, sample, kind, name, found, again)
-    off = _steep(whole, apart) if kind == "slope" else where_different(expected, found)
-    moved = _nudged_sample(sample)
+    repeated = _values_of_run(_run_each_pair(problem, sample), kind, name)
+    if repeated is None or bool(where_different(repeated, pair_value).any()):
+        raise random_model_error(problem, sample, kind, name, pair_value, repeated)
+    differs = _different_slopes(whole, apart) if kind == "slope" else where_different(expected, pair_value)
+    nudged = _nudged_sample(sample)
     rounding = torch.zeros_like(expected)
-    for run, value in ((_run_all_rows, expected), (_run_each_pair, found)):
-        other = _part_of_run(run(problem, moved), kind, name)
-        rounding = rounding + (torch.inf if other is None else (other - value).abs().nan_to_num(torch.inf))
-    off &= ~((found - expected).abs() <= rounding)
-    if bool(off.any()):
-        raise not_factorising_error(problem, sample, kind, name, expected, found, off)
+    for run, value in ((_run_all_rows, expected), (_run_each_pair, pair_value)):
+        nudged_value = _values_of_run(run(problem, nudged), kind, name)
+        rounding = rounding + (
+            torch.inf if nudged_value is None else (nudged_value - value).abs().nan_to_num(torch.inf)
+        )
+    differs &= ~((pair_value - expected).abs() <= rounding)
+    if bool(differs.any()):
+        raise not_factorising_error(problem, sample, kind, name, expected, pair_value, differs)
 
 
-def _part_of_run(run: _Run, kind: str, name: str) -> Tensor | None:
+def _values_of_run(run: _Run, kind: str, name: str) -> Tensor | None:
     return run.slope if kind == "slope" else getattr(run, kind).get(name)
 
 
 def _nudged_sample(sample: Sample) -> Sample:
-    """The sample with inputs changed in their last digits, by more than sums in another order change."""
+    """The sample with inputs changed in their last digits, by more than the effect of another order of summation."""
     nudge = 1 + ROUNDING_UNITS * torch.finfo(torch.float64).eps
 
     def nudged_leaves(rows: Any) -> Any:
@@ -412,19 +421,19 @@ def _nudged_sample(sample: Sample) -> Sample:
     )
 
 
-def _compare_with_all(problem: RowDensities, seen: FirstRun, sample: Sample, apart: _Run) -> None:
-    """Compare the pairs with all rows at once, at the first point, if these are more than the sample."""
+def _compare_with_all(problem: RowDensities, initial_run: FirstRun, sample: Sample, apart: _Run) -> None:
+    """Compare the pairs with all rows at the first point, if there are more rows than the sample."""
     bound = problem.bound
     if len(sample.at) == bound.num_rows:
         return
-    local = local_points(problem, seen, torch.arange(bound.num_rows))[0]
+    local = local_points(problem, initial_run, torch.arange(bound.num_rows))[0]
     local[sample.at] = sample.local[0]
     each = local.new_ones(bound.num_rows)
     slope, _, (outside, inside) = _run(problem, sample.z[0], bound.all_rows, local, each, 1.0)
     if not bool(slope.isfinite().all()) and bool(apart.regular[0]):  # in rows outside of the sample
-        for some in torch.arange(bound.num_rows).split(ROWS_TOGETHER):
-            rows, own = tuple(leaf[some] for leaf in problem.rows), local[some].expand(len(sample.z), -1, -1)
-            refuse_undefined(problem, sample.z, rows, own, some)
+        for block in torch.arange(bound.num_rows).split(ROWS_TOGETHER):
+            rows, local_block = tuple(leaf[block] for leaf in problem.rows), local[block].expand(len(sample.z), -1, -1)
+            refuse_undefined(problem, sample.z, rows, local_block, block)
     at = sample.at[sample.pairs]
     first = _Run(
         {name: value[:, :1] for name, value in apart.outside.items()},
@@ -437,15 +446,15 @@ def _compare_with_all(problem: RowDensities, seen: FirstRun, sample: Sample, apa
         *first[2:],
     )
     for kind, name, off in _differences(everything, first):
-        expected, found = _part_of_run(everything, kind, name), _part_of_run(first, kind, name)
+        expected, found = _values_of_run(everything, kind, name), _values_of_run(first, kind, name)
         raise not_factorising_error(
             problem, sample._replace(z=sample.z[:1]), kind, name, expected, found, off, bound.num_rows
         )
 
 
-def _check_imputed(problem: RowDensities, seen: FirstRun, sample: Sample, whole: _Run) -> None:
-    """Refuse a model that uses imputed entries elsewhere: another value for them must change nothing."""
-    trace, plates = seen.execution.trace, seen.execution.filler.plates
+def _check_imputed(problem: RowDensities, initial_run: FirstRun, sample: Sample, whole: _Run) -> None:
+    """Refuse a model that uses imputed entries elsewhere: another value for these must not change a density."""
+    trace, plates = initial_run.execution.trace, initial_run.execution.filler.plates
     if not any(msg["type"] == "sample" and is_imputed(msg, plates) for msg in trace.nodes.values()):
         return
     _, imputed = problem.log_terms(sample.z[0], sample.all_together, sample.local[0], placeholder=1.0)

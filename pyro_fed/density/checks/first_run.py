@@ -1,9 +1,9 @@
-"""The first run of a model: all rows, with Pyro's validation, at a point that later checks can use.
+"""The first run of a model, on all rows with Pyro's validation, at a point for later checks.
 
-It gives the plates' sizes, the sites, and, if nothing is enumerated, the densities that `factorisation` compares with
-those of some rows. The point is near zero, but not at it, where much of a model does not show: at w = 0 a regression is
-the same whatever its covariates. If distributions are not defined there, such as a Beta by a mean and an SD that is too
-large, the point is a draw of the priors at which they are.
+It shows the plates' sizes, the sites, and, without enumeration, the densities that `factorisation` compares with those
+of some rows. The point is near zero, not at zero, where a dependence may vanish: at w = 0 a regression does not depend
+on its covariates. If distributions are not defined there, such as a Beta with a mean and too large an SD, the point is
+a draw of the priors at which they are defined.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from pyro_fed.density.running.handlers import Execution, Source
 from pyro_fed.density.running.trace_sites import Message, unconstraining
 from pyro_fed.errors import ModelError, PyroFedError
 
-#: The warning of `pyro.module` on each frozen weight at every run of the model: it is not a parameter, as intended.
+#: The warning of `pyro.module` on a frozen weight at every run of the model: such a weight is intentionally constant.
 FROZEN = r".* was not registered in the param store because requires_grad=False"
 
 
 def check_modules(model: Callable[..., Any]) -> None:
-    """Refuse batch normalisation by the batch at hand, in a module or in one that a function refers to."""
+    """Refuse batch normalisation by the current batch, in a module or in one that a function refers to."""
     for module in _modules_of(model):
         if any(not weight.requires_grad for weight in module.parameters()):
             warnings.filterwarnings("ignore", FROZEN, UserWarning)
@@ -39,9 +39,9 @@ def check_modules(model: Callable[..., Any]) -> None:
             if isinstance(layer, nn.modules.batchnorm._BatchNorm) and (layer.training or not layer.track_running_stats):
                 raise ModelError(
                     f"layer '{name or type(layer).__name__}' of the model is a {type(layer).__name__}, which scales a "
-                    "row by the mean and SD of the rows that happen to stand beside it, others at each client: the "
-                    "likelihood is no product over rows. Take a GroupNorm or LayerNorm, which look at the row alone, "
-                    "or hold its statistics fixed, by the module's .eval()"
+                    "row by the mean and SD of the other rows in its batch, which differ between clients: the "
+                    "likelihood is not a product over rows. Use a GroupNorm or LayerNorm, which depend on one row, "
+                    "or fix its statistics by the module's .eval()"
                 )
 
 
@@ -51,58 +51,60 @@ def _modules_of(model: Callable[..., Any]) -> Iterator[nn.Module]:
     if isinstance(owner, nn.Module):
         yield owner
     elif inspect.isfunction(model):
-        found = inspect.getclosurevars(model)
-        yield from (value for value in {**found.globals, **found.nonlocals}.values() if isinstance(value, nn.Module))
+        variables = inspect.getclosurevars(model)
+        yield from (
+            value for value in {**variables.globals, **variables.nonlocals}.values() if isinstance(value, nn.Module)
+        )
 
 
 class FirstRun(NamedTuple):
     """A run of the model on all of its rows."""
 
     execution: Execution  # its trace and the plates that it declared
-    point: dict[str, Tensor]  # unconstrained values of the latent sites, in the order in which the model met them
+    point: dict[str, Tensor]  # unconstrained values of the latent sites, in the order of the model
     spread: float  # of that point; 0 is zero
 
 
 @contextmanager
 def refusing_writes(names: Sequence[str], leaves: Sequence[Any]) -> Iterator[None]:
-    """Refuse a model that changes one of its arguments in place, which every run would change again."""
+    """Refuse a model that changes one of its arguments in place, since every run would change it again."""
     tensors = {name: leaf for name, leaf in zip(names, leaves, strict=True) if isinstance(leaf, Tensor)}
     versions = {name: leaf._version for name, leaf in tensors.items() if not leaf.is_inference()}
     yield
-    if written := [name for name, before in versions.items() if tensors[name]._version != before]:
+    if changed_names := [name for name, version in versions.items() if tensors[name]._version != version]:
         raise ModelError(
-            f"the model writes to its argument '{written[0]}', so that each run would start from what the one before "
-            "has left: make a new tensor, such as x = x * 2 in place of x *= 2 or x.mul_(2), or x = x.clone() before "
-            "x[:, 0] = 0"
+            f"the model writes to its argument '{changed_names[0]}', so that each run would start from the values of "
+            "the previous run: make a new tensor, such as x = x * 2 in place of x *= 2 or x.mul_(2), or x = x.clone() "
+            "before x[:, 0] = 0"
         )
 
 
 def first_run(run: Callable[[Source], Execution], dtype: torch.dtype) -> FirstRun:
-    """A validated run near zero; at zero or a draw of the priors if that is refused (such as p + q < 1)."""
+    """A validated run near zero, or at zero or a draw of the priors if that fails (such as p + q < 1)."""
     try:
-        return _run_at(run, NEAR_ZERO_SD, dtype)
+        return _run_near_zero(run, NEAR_ZERO_SD, dtype)
     except PyroFedError:
         raise
     except (ValueError, RuntimeError) as near:
         try:
-            return _run_at(run, 0.0, dtype)
+            return _run_near_zero(run, 0.0, dtype)
         except PyroFedError:
             raise
         except (ValueError, LinAlgError):
-            found = _at_a_prior_draw(run, dtype)
-            if found is None:
+            run_at_draw = _at_a_prior_draw(run, dtype)
+            if run_at_draw is None:
                 raise near from None
-            return found
+            return run_at_draw
 
 
 def prior_draw(msg: Message, transform: Any) -> Tensor:
-    """An unconstrained draw of the prior of a site's message; near zero if its prior cannot be drawn from."""
+    """An unconstrained draw of the prior of a site's message; standard normal if the prior cannot be sampled."""
     shape = transform.inverse_shape(msg["fn"].shape())
     try:
-        drawn: Tensor = transform.inv(msg["fn"].sample())
+        value: Tensor = transform.inv(msg["fn"].sample())
     except (NotImplementedError, RuntimeError, ValueError):  # such as an improper prior
         return torch.randn(shape)
-    return drawn.nan_to_num(0.0).clamp(-MAX_PRIOR_DRAW, MAX_PRIOR_DRAW)
+    return value.nan_to_num(0.0).clamp(-MAX_PRIOR_DRAW, MAX_PRIOR_DRAW)
 
 
 def _at_a_prior_draw(run: Callable[[Source], Execution], dtype: torch.dtype) -> FirstRun | None:
@@ -115,7 +117,7 @@ def _at_a_prior_draw(run: Callable[[Source], Execution], dtype: torch.dtype) -> 
     return None
 
 
-def _run_at(run: Callable[[Source], Execution], spread: float, dtype: torch.dtype) -> FirstRun:
+def _run_near_zero(run: Callable[[Source], Execution], spread: float, dtype: torch.dtype) -> FirstRun:
     generator = torch.Generator().manual_seed(0)
 
     def value_near_zero(msg: Message, transform: Any) -> Tensor:
@@ -138,27 +140,28 @@ def _run(run: Callable[[Source], Execution], latent: Source, spread: float) -> F
     return FirstRun(execution, point, spread)
 
 
-def points(problem: RowDensities, seen: FirstRun) -> Tensor:
+def points(problem: RowDensities, initial_run: FirstRun) -> Tensor:
     """Three unconstrained points (3, D), float64: near zero, within `RADIUS` of it, and a draw of the priors.
 
     The priors are those of the first run: a prior whose parameters are latents is used with these near zero. If the
-    first run was spread, the first point is its own.
+    first run was at a random point, the first point is that point.
     """
     generator = torch.Generator().manual_seed(0)
     near = NEAR_ZERO_SD * torch.randn(problem.dim, generator=generator, dtype=torch.float64)
-    if seen.spread:
-        near = torch.cat([near[:0], *(seen.point[name].flatten().double() for name in problem.sites)])
+    if initial_run.spread:
+        near = torch.cat([near[:0], *(initial_run.point[name].flatten().double() for name in problem.sites)])
     middle, far = (
-        torch.cat([near[:0], *(_draw(seen, site, generator) for site in problem.sites.values())]) for _ in range(2)
+        torch.cat([near[:0], *(_prior_draw_of_site(initial_run, site, generator) for site in problem.sites.values())])
+        for _ in range(2)
     )
     return torch.stack([near, middle.clamp(-RADIUS, RADIUS), far.clamp(-MAX_PRIOR_DRAW, MAX_PRIOR_DRAW)])
 
 
-def _draw(seen: FirstRun, site: Site, generator: torch.Generator) -> Tensor:
-    """A draw of a site's prior, unconstrained and flat; uniform if it cannot be drawn from."""
-    msg = seen.execution.trace.nodes[site.name]
+def _prior_draw_of_site(initial_run: FirstRun, site: Site, generator: torch.Generator) -> Tensor:
+    """A draw of a site's prior, unconstrained and flat; uniform if the prior cannot be sampled."""
+    msg = initial_run.execution.trace.nodes[site.name]
     uniform = RADIUS * (2 * torch.rand(site.size, generator=generator, dtype=torch.float64) - 1)
-    with torch.random.fork_rng(devices=[]):  # torch.manual_seed would ask every kind of device, for 0.3 ms
+    with torch.random.fork_rng(devices=[]):  # torch.manual_seed would query all devices, which takes 0.3 ms
         torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=generator)))
         try:
             drawn = unconstraining(msg).inv(msg["fn"].sample()).flatten().double()
@@ -167,12 +170,12 @@ def _draw(seen: FirstRun, site: Site, generator: torch.Generator) -> Tensor:
     return torch.where(drawn.isfinite(), drawn, uniform)
 
 
-def local_points(problem: RowDensities, seen: FirstRun, at: Tensor) -> Tensor:
+def local_points(problem: RowDensities, initial_run: FirstRun, at: Tensor) -> Tensor:
     """Unconstrained latents (3, n, d), float64, of the rows with numbers `at` (n,), at the three points."""
     generator = torch.Generator().manual_seed(1)
-    drawn = torch.randn(3, len(at), problem.local_dim, generator=generator, dtype=torch.float64)
-    drawn[0] *= NEAR_ZERO_SD
-    if seen.spread:
-        own: list[Any] = [site.by_rows(seen.point[name])[at] for name, site in problem.layout.local.items()]
-        drawn[0] = torch.cat([drawn[0, :, :0], *own], -1)
-    return drawn
+    draws = torch.randn(3, len(at), problem.local_dim, generator=generator, dtype=torch.float64)
+    draws[0] *= NEAR_ZERO_SD
+    if initial_run.spread:
+        blocks: list[Any] = [site.by_rows(initial_run.point[name])[at] for name, site in problem.layout.local.items()]
+        draws[0] = torch.cat([draws[0, :, :0], *blocks], -1)
+    return draws

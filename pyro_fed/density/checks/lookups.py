@@ -1,10 +1,10 @@
-"""What a model looks up by codes, as in `level[hospital]`: the latent's dimension, and codes that are negative.
+"""Dimensions of latents that a model indexes by codes, as in `level[hospital]`, and negative codes.
 
-A row with code k then depends on element k of that dimension alone, and a category k on element k alone, up to terms
-that all categories share. Both are found by derivatives of one run, however the model writes them.
+A row with code k depends only on element k of such a dimension, and a category k only on element k, up to terms that
+all categories share. Derivatives of one run show both, for any way of writing the model.
 
-A negative code is silently taken for the last group: pandas codes missing values as -1, and `level[group - 1]` is -1
-for a group with number 0.
+A negative code silently selects the last group: pandas codes missing values as -1, and `level[group - 1]` uses -1 for
+group 0.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from pyro_fed.density.rows.labelled import plain
 from pyro_fed.density.running.trace_sites import Message, is_deterministic, sum_to_rows, without_event_dims
 from pyro_fed.errors import warn_user
 
-#: Functions that pick elements: positions of the elements, of their dimension (None: the first) and of the index.
+#: Functions that index: positions of the elements, of their dimension (None: the first) and of the index.
 PICKING: dict[Any, tuple[int, int | None, int]] = {
     torch.index_select: (0, 1, 2),
     Tensor.index_select: (0, 1, 2),
     torch.nn.functional.embedding: (1, None, 0),
 }
-#: Functions that compare, as one-hot codes compare with all numbers.
+#: Functions that compare, such as one-hot codes with all numbers.
 EQUAL = frozenset((torch.eq, Tensor.eq, Tensor.__eq__))
 
 
@@ -38,7 +38,7 @@ WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 class Lookups:
-    """The model's latents, and which of their axes are indexed by which codes."""
+    """The model's latents, and the codes that index their axes."""
 
     def __init__(self, bound: BoundModel) -> None:
         self.execution, self.places = run_at_random(bound.doubled(), torch.Generator().manual_seed(0))
@@ -47,7 +47,7 @@ class Lookups:
         }
 
     def axes(self, codes: Tensor, size: int) -> Iterator[tuple[str, int]]:
-        """Latents with an axis of `size` elements that the codes (n,), from 0, number, each with that axis."""
+        """Latents with an axis of `size` elements that the codes (n,), from 0, index; each with this axis."""
         for name, site in self.sites.items():
             value = site["value"]
             if site["is_observed"] or not isinstance(value, Tensor) or not value.requires_grad:
@@ -57,19 +57,19 @@ class Lookups:
                     yield name, axis
 
     def _by_rows(self, value: Tensor, axis: int, codes: Tensor, size: int) -> bool:
-        """Whether rows with code k depend on element k of this axis alone: rows together by each bit of their codes."""
+        """Whether rows with code k depend only on element k of this axis, by sums of rows for each bit of the codes."""
         number = torch.arange(size)
         for terms in self._terms(value, len(codes)):
-            found = []
+            slopes_and_masks = []
             for bit in range(max(1, (size - 1).bit_length())):
                 for side in (0, 1):
                     rows = (codes >> bit & 1) == side
                     with torch.enable_grad():
                         total = terms[rows].sum()
                     slope = _slope(total, value, axis)
-                    found.append((slope, (number >> bit & 1) == side))
-            if any(bool(slope.any()) for slope, _ in found):
-                return all(bool((slope[~own] == 0).all()) for slope, own in found)
+                    slopes_and_masks.append((slope, (number >> bit & 1) == side))
+            if any(bool(slope.any()) for slope, _ in slopes_and_masks):
+                return all(bool((slope[~in_side] == 0).all()) for slope, in_side in slopes_and_masks)
         return False
 
     def _terms(self, value: Tensor, count: int) -> Iterator[Tensor]:
@@ -84,7 +84,7 @@ class Lookups:
                     yield terms
 
     def _by_categories(self, value: Tensor, axis: int, codes: Tensor, size: int) -> bool:
-        """Whether the codes are observed categories, and odds among all but k do not depend on element k."""
+        """Whether the codes are observed categories, and odds among categories except k do not depend on element k."""
         for site in self.sites.values():
             fn: Any = without_event_dims(site["fn"])
             if not (site["is_observed"] and isinstance(fn, Categorical) and fn.logits.shape[-1] == size > 2):
@@ -108,7 +108,7 @@ class Lookups:
 
 
 def num_elements(bound: BoundModel, columns: Sequence[Tensor]) -> list[int]:
-    """Number of elements from which the model picks by each column of codes, from 0: the largest; 0 without."""
+    """The largest number of elements that each column of codes, from 0, indexes in the model; 0 if it indexes none."""
     picking = _Picking(columns)
     with picking:
         execution, _ = run_at_random(bound, torch.Generator().manual_seed(0))
@@ -121,7 +121,7 @@ def num_elements(bound: BoundModel, columns: Sequence[Tensor]) -> list[int]:
 
 
 class _Picking(CallWatcher):
-    """Records the number of elements from which columns of codes pick."""
+    """Records the number of elements that columns of codes index."""
 
     def __init__(self, columns: Sequence[Tensor]) -> None:
         super().__init__()
@@ -141,13 +141,13 @@ class _Picking(CallWatcher):
             self.note_index(args[by], args[of].shape[0 if dim is None else args[dim]])
 
     def note_index(self, index: Any, size: int) -> None:
-        """Record the number of elements from which an index picks, if it is one of the columns."""
+        """Record the number of indexed elements if the index is one of the columns."""
         if not isinstance(index, Tensor):
             return
         index = plain(index)
         for number, codes in enumerate(self.columns):
-            fits = self.found[number] < size and index.numel() == codes.numel() and len(codes)
-            if fits and bool((index.detach().flatten() == codes.flatten()).all()):
+            is_larger_column = self.found[number] < size and index.numel() == codes.numel() and len(codes)
+            if is_larger_column and bool((index.detach().flatten() == codes.flatten()).all()):
                 self.found[number] = size
 
 
@@ -159,7 +159,7 @@ def _is_one_hot(codes: Any, numbers: Any) -> bool:
 
 
 def _indices(value: Tensor, index: Any) -> Iterator[tuple[Tensor, int]]:
-    """Tensors of whole numbers within an index, with the sizes of the dimensions that they pick from."""
+    """Integer tensors within an index, with the sizes of the dimensions that they index."""
     parts = list(index) if isinstance(index, tuple) else [index]
     axis = 0
     for place, part in enumerate(parts):
@@ -184,14 +184,14 @@ def _slope(total: Tensor, value: Tensor, axis: int) -> Tensor:
     """Absolute derivatives of a number, summed over all axes but one; NaN counts as a dependence."""
     if not total.requires_grad:
         return torch.zeros(value.shape[axis])
-    (found,) = torch.autograd.grad(total, value, allow_unused=True, retain_graph=True)
-    if found is None:
+    (gradient,) = torch.autograd.grad(total, value, allow_unused=True, retain_graph=True)
+    if gradient is None:
         return torch.zeros(value.shape[axis])
-    return found.nan_to_num(torch.inf).abs().movedim(axis, 0).reshape(value.shape[axis], -1).sum(1)
+    return gradient.nan_to_num(torch.inf).abs().movedim(axis, 0).reshape(value.shape[axis], -1).sum(1)
 
 
 class NegativeLookups(CallWatcher):
-    """Records lines that look up by negative numbers: the smallest, how many, of how many, the first's place."""
+    """Records lines with negative indices: the smallest, their number, the number of all, and the first's place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -216,6 +216,6 @@ class NegativeLookups(CallWatcher):
         for line, (least, count, size, first) in self.found.items():
             warn_user(
                 f"the model looks up by negative numbers at {line_text(line)}: {least} among {count} of {size} entries"
-                f", the first of them {first}. torch counts these from the end, so that they are taken for the last "
-                "ones. pandas codes what is missing as -1: drop these rows, or give them a group of their own"
+                f", the first of them {first}. torch counts negative indices from the end, so that they select the "
+                "last elements. pandas codes missing values as -1: drop these rows, or give them their own group"
             )

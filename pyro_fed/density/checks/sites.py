@@ -1,4 +1,4 @@
-"""The sites of a Pyro model, from its first run, which had Pyro's validation on."""
+"""The sites of a Pyro model, from its first run with Pyro's validation."""
 
 from __future__ import annotations
 
@@ -31,50 +31,52 @@ from pyro_fed.density.running.trace_sites import (
 )
 from pyro_fed.errors import DataError, ModelError, listed
 
-#: Dimensions of every result.
-TAKEN = ("chain", "draw")
+#: Names of the dimensions of every result.
+RESULT_DIMS = ("chain", "draw")
 
 
 class OutsideSupportError(DataError):
-    """Data outside a likelihood's support; `row` is the first such row of all, if it is known."""
+    """Data outside a likelihood's support; `row` is the first such row, if known."""
 
     def __init__(self, message: str, row: int | None) -> None:
         super().__init__(message)
         self.row = row
 
 
-def describe(bound: BoundModel, seen: FirstRun, whole: Mapping[str, int] | None = None) -> Layout:
-    """List the sites of a model's first run; `whole` has sizes of split plates that declare others' rows too."""
-    execution = seen.execution
+def describe(bound: BoundModel, initial_run: FirstRun, whole: Mapping[str, int] | None = None) -> Layout:
+    """List the sites of a model's first run; `whole` has the sizes of split plates that declare rows of others too."""
+    execution = initial_run.execution
     _check_names(execution.trace, execution.plates)
-    shapes = {name: tuple(value.shape) for name, value in seen.point.items()}
+    shapes = {name: tuple(value.shape) for name, value in initial_run.point.items()}
     _check_plate(bound, execution.plates, execution.trace, whole or {})
     if len(execution.plates) > 1 and _has_latents_inside(execution.trace, bound.plate):
         check_followers(bound, execution.filler.plates)
     _check_priors(execution.trace)
-    _check_observed(bound, seen)
-    check_moving_supports(bound, seen)
+    _check_observed(bound, initial_run)
+    check_moving_supports(bound, initial_run)
     layout = _layout(execution.trace, shapes, execution.filler.plates)
     if not layout.reported or not (layout.local or layout.discrete):
         return layout
-    last = {name: execution.trace.nodes[name]["fn"].enumerate_support()[-1] for name in layout.discrete}
-    before = _deterministic_values(bound, layout, seen.point, (), {})
-    on_local = _changed_sites(before, _deterministic_values(bound, layout, seen.point, layout.local, {}))
-    on_discrete = _changed_sites(before, _deterministic_values(bound, layout, seen.point, (), last))
+    last_values = {name: execution.trace.nodes[name]["fn"].enumerate_support()[-1] for name in layout.discrete}
+    values_before = _deterministic_values(bound, layout, initial_run.point, (), {})
+    on_local = _changed_sites(values_before, _deterministic_values(bound, layout, initial_run.point, layout.local, {}))
+    on_discrete = _changed_sites(
+        values_before, _deterministic_values(bound, layout, initial_run.point, (), last_values)
+    )
     return replace(layout, depends_on_local=on_local, depends_on_discrete=on_discrete)
 
 
 def _check_names(trace: Any, plates: Collection[str]) -> None:
-    """Refuse names of sites and plates that results cannot hold, as names of their dimensions or in files."""
+    """Refuse names of sites and plates that results cannot have, as dimensions or in files."""
     for plate in plates:
-        if plate in TAKEN:
-            raise ModelError(f"plate {plate!r}: a result has a dimension of that name; call the plate otherwise")
+        if plate in RESULT_DIMS:
+            raise ModelError(f"plate {plate!r}: a result has a dimension of that name; rename the plate")
         if plate in trace.nodes:
-            raise ModelError(f"plate {plate!r} is called like a site, which Pyro refuses: rename one of them")
+            raise ModelError(f"plate {plate!r} has the name of a site, which Pyro refuses: rename one of them")
     for name, msg in trace.nodes.items():
-        if msg["type"] == "sample" and (name in TAKEN or not name.strip(" .")):
-            why = "a result has a dimension of that name" if name in TAKEN else "no file of a result can hold it"
-            raise ModelError(f"site {name!r}: {why}; call it otherwise in its `pyro.sample`")
+        if msg["type"] == "sample" and (name in RESULT_DIMS or not name.strip(" .")):
+            why = "a result has a dimension of that name" if name in RESULT_DIMS else "no file of a result can have it"
+            raise ModelError(f"site {name!r}: {why}; rename it in its `pyro.sample`")
 
 
 def _has_latents_inside(trace: Any, plate: str) -> bool:
@@ -91,13 +93,13 @@ def _deterministic_values(
     bound: BoundModel,
     layout: Layout,
     point: Mapping[str, Tensor],
-    moved: Collection[str],
+    shifted: Collection[str],
     discrete: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """Values of the deterministic sites near the point: moved by one in some latents, discrete ones at these values."""
+    """Values of the deterministic sites near the point: some latents shifted by one, discrete ones at given values."""
 
     def source(msg: Message, _transform: Any) -> Tensor:
-        return point[msg["name"]] + float(msg["name"] in moved)
+        return point[msg["name"]] + float(msg["name"] in shifted)
 
     trace = bound.execute(source, bound.all_rows, discrete=discrete).trace
     return {name: trace.nodes[name]["value"].nan_to_num() for name in layout.reported}
@@ -111,31 +113,33 @@ def _layout(trace: Any, shapes: dict[str, tuple[int, ...]], plates: tuple[str, .
     messages = {
         name: msg for name, msg in trace.nodes.items() if msg["type"] == "sample" and not is_imputed(msg, plates)
     }
-    found: dict[str, dict[str, Site]] = {kind: {} for kind in ("latent", "local", "discrete", "reported", "observed")}
+    sites_by_kind: dict[str, dict[str, Site]] = {
+        kind: {} for kind in ("latent", "local", "discrete", "reported", "observed")
+    }
     for name, msg in messages.items():
         kind = _kind(msg, trace, shapes, plates)
         if kind is not None:
-            found[kind][name] = _site(msg, shapes.get(name, ()), plates[0])
+            sites_by_kind[kind][name] = _site(msg, shapes.get(name, ()), plates[0])
     latents = [name for name in messages if name in shapes]
     for name in latents:
         _check_nested(messages[name], plates)
-    _check_found(found["latent"], found["local"], found["observed"], plates[0])
+    _check_not_empty(sites_by_kind["latent"], sites_by_kind["local"], sites_by_kind["observed"], plates[0])
     frames = [f.dim for msg in trace.nodes.values() for f in msg.get("cond_indep_stack", ()) if f.dim is not None]
     return Layout(
-        _one_after_the_other(found["latent"], lambda site: site.size),
-        _one_after_the_other(found["local"], lambda site: site.row_size),
-        found["reported"],
-        found["observed"],
-        frozenset(name for name in found["observed"] if isinstance(messages[name]["fn"], dist.Unit)),
+        _with_starts(sites_by_kind["latent"], lambda site: site.size),
+        _with_starts(sites_by_kind["local"], lambda site: site.row_size),
+        sites_by_kind["reported"],
+        sites_by_kind["observed"],
+        frozenset(name for name in sites_by_kind["observed"] if isinstance(messages[name]["fn"], dist.Unit)),
         frozenset(name for name in latents if is_improper(messages[name]["fn"])),
         plates[0],
-        discrete=found["discrete"],
+        discrete=sites_by_kind["discrete"],
         nesting=max((-dim for dim in frames), default=1),
     )
 
 
 def _kind(msg: Message, trace: Any, latents: Collection[str], plates: tuple[str, ...]) -> str | None:
-    """The name of the layout's dictionary to which a site belongs; None if it belongs to none."""
+    """The name of a site's dictionary in the layout; None if it has none."""
     if msg["name"] in latents:
         return "latent" if row_axis(msg, plates[0]) is None else "local"
     if not msg["is_observed"] and is_discrete(msg):
@@ -151,7 +155,7 @@ def _site(msg: Message, unconstrained_shape: tuple[int, ...], plate: str) -> Sit
     return Site(msg["name"], shape, site_dims(msg), unconstrained_shape, axis=axis, event_dim=event_dim)
 
 
-def _one_after_the_other(sites: dict[str, Site], size: Callable[[Site], int]) -> dict[str, Site]:
+def _with_starts(sites: dict[str, Site], size: Callable[[Site], int]) -> dict[str, Site]:
     """The sites with their places in a flat vector."""
     starts = itertools.accumulate((size(site) for site in sites.values()), initial=0)
     return {name: replace(site, start=start) for (name, site), start in zip(sites.items(), starts, strict=False)}
@@ -164,7 +168,7 @@ def site_dims(msg: Message) -> tuple[str, ...]:
     for frame in msg["cond_indep_stack"]:
         axis = len(shape) - event_dim + (frame.dim or 0)
         if axis < 0 and frame.size in shape and is_deterministic(msg):
-            axis = shape.index(frame.size)  # pyro.deterministic counts all dimensions as the event's unless told
+            axis = shape.index(frame.size)  # pyro.deterministic takes all dimensions for event dimensions by default
         if frame.dim is not None and axis >= 0:
             names[axis] = frame.name
     return tuple(names)
@@ -180,32 +184,32 @@ def _check_nested(msg: Message, plates: tuple[str, ...]) -> None:
         )
 
 
-def _check_found(latents: dict[str, Site], local: dict[str, Site], observed: dict[str, Site], plate: str) -> None:
+def _check_not_empty(latents: dict[str, Site], local: dict[str, Site], observed: dict[str, Site], plate: str) -> None:
     if not observed:
-        instead = f" (it holds the latent sites {sorted(local)})" if local else ""
+        instead = f" (it contains the latent sites {sorted(local)})" if local else ""
         raise ModelError(
-            f"plate '{plate}' holds no observed site{instead}: put the likelihood, `pyro.sample(..., obs=y)` or "
+            f"plate '{plate}' contains no observed site{instead}: put the likelihood, `pyro.sample(..., obs=y)` or "
             f"`pyro.factor`, inside `with pyro.plate('{plate}', len(y)):`"
         )
     if not latents:
-        where = f" outside plate '{plate}', where clients have something in common" if local else ""
+        where = f" outside plate '{plate}', shared by all clients" if local else ""
         raise ModelError(
-            f"the model has no latent site{where}: there is nothing to infer. What is to be learnt is a pyro.sample "
-            "with a prior; a pyro.param stays as it begins"
+            f"the model has no latent site{where}: there is nothing to infer. Write unknown quantities as pyro.sample "
+            "with a prior; a pyro.param keeps its initial value"
         )
     if not any(site.size for site in latents.values()):
         sites = listed(f"'{name}' of shape {site.shape}" for name, site in latents.items())
         raise ModelError(
             f"the model's latent sites outside plate '{plate}' have no elements, {sites}: there is nothing to infer. "
-            "Look at the arguments: a matrix of covariates may have lost its columns; give it one at least"
+            "Check the arguments: a matrix of covariates may have no columns; give it at least one"
         )
 
 
 def _check_plate(bound: BoundModel, declared: dict[str, int], trace: Any, whole: Mapping[str, int]) -> None:
     plate = bound.plate
-    for part, size in bound.split_plates.items():
-        if (found := size_of_plate(part, declared)) != whole.get(part):
-            check_plate_size(part, found, size)
+    for name_of_plate, size in bound.split_plates.items():
+        if (declared_size := size_of_plate(name_of_plate, declared)) != whole.get(name_of_plate):
+            check_plate_size(name_of_plate, declared_size, size)
     for name, msg in trace.nodes.items():
         if msg["type"] == "sample" and any(f.name == plate and f.dim is None for f in msg["cond_indep_stack"]):
             raise ModelError(
@@ -215,83 +219,83 @@ def _check_plate(bound: BoundModel, declared: dict[str, int], trace: Any, whole:
 
 
 def _check_priors(trace: Any) -> None:
-    """Refuse priors with parameters in whole numbers that cannot be drawn from, which Pyro cannot do either."""
+    """Refuse priors with integer parameters that cannot be sampled, by Pyro either."""
     for name, msg in trace.nodes.items():
         if msg["type"] != "sample" or msg["is_observed"] or is_deterministic(msg) or is_discrete(msg):
             continue
         fn = innermost(msg["fn"])
-        whole = [key for key in getattr(fn, "arg_constraints", {}) if _is_whole(getattr(fn, key, None))]
-        if not whole:
+        integers = [key for key in getattr(fn, "arg_constraints", {}) if _is_integer(getattr(fn, key, None))]
+        if not integers:
             continue
         try:
             with torch.random.fork_rng(devices=[]):
                 fn.sample()
         except (NotImplementedError, RuntimeError) as error:
             raise ModelError(
-                f"latent site '{name}': {type(fn).__name__} has whole numbers as {listed(whole)}, and cannot be drawn "
-                f"from then ({str(error).splitlines()[0]}): make them real numbers, such as torch.ones(2) in place of "
-                "y.new_ones(2) of a column of whole numbers, or torch.tensor([1.0, 2.0]) in place of [1, 2]"
+                f"latent site '{name}': {type(fn).__name__} has integers as {listed(integers)}, and cannot be "
+                f"sampled ({str(error).splitlines()[0]}): make them real numbers, such as torch.ones(2) in place of "
+                "y.new_ones(2) of an integer column, or torch.tensor([1.0, 2.0]) in place of [1, 2]"
             ) from error
 
 
-def _is_whole(value: Any) -> bool:
+def _is_integer(value: Any) -> bool:
     return isinstance(value, Tensor) and not value.is_floating_point()
 
 
-def _check_observed(bound: BoundModel, seen: FirstRun) -> None:
-    """Refuse data outside the support, or with another shape than the distribution's."""
+def _check_observed(bound: BoundModel, initial_run: FirstRun) -> None:
+    """Refuse data outside the support, or of another shape than the distribution."""
     arguments = bound.arguments
-    for name, msg in seen.execution.trace.nodes.items():
+    for name, msg in initial_run.execution.trace.nodes.items():
         if msg["type"] != "sample" or not msg["is_observed"] or is_deterministic(msg):
             continue
         try:
             density = msg["fn"].log_prob(msg["value"])
         except ValueError as error:
             _check_broadcastable(name, msg)
-            if said := moving_support(bound, seen, name):
-                raise ModelError(said) from error
-            first = str(error).splitlines()[0].removesuffix(", but found invalid values:")
+            if sentence := moving_support(bound, initial_run, name):
+                raise ModelError(sentence) from error
+            detail = str(error).splitlines()[0].removesuffix(", but found invalid values:")
             raise OutsideSupportError(
                 f"observed site '{name}': its data are outside the support of {type(innermost(msg['fn'])).__name__} "
-                f"({_argument_outside_support(msg, arguments)}{first})",
+                f"({_argument_outside_support(msg, arguments)}{detail})",
                 _first_outside(msg, arguments),
             ) from error
         if density.shape != msg["fn"].batch_shape:
             raise DataError(
                 f"observed site '{name}': its data have the shape {tuple(msg['value'].shape)}, its distribution "
-                f"{type(msg['fn']).__name__} the shape {tuple(msg['fn'].shape())}, and together they would make "
+                f"{type(msg['fn']).__name__} the shape {tuple(msg['fn'].shape())}, and together they would have "
                 f"{tuple(density.shape)} densities: give both the same shape, such as y[:, 0] for a column"
             )
-        at_end, said = values_at_an_end(bound, seen, name)
-        if said:
-            raise OutsideSupportError(f"observed site '{name}': {said}", _first_row(at_end, arguments))
+        at_end, sentence = values_at_an_end(bound, initial_run, name)
+        if sentence:
+            raise OutsideSupportError(f"observed site '{name}': {sentence}", _first_row(at_end, arguments))
 
 
 def _check_broadcastable(name: str, msg: Message) -> None:
     """Refuse data and a distribution whose shapes do not broadcast."""
-    found, wanted = tuple(msg["value"].shape), tuple(msg["fn"].shape())
+    data_shape, shape = tuple(msg["value"].shape), tuple(msg["fn"].shape())
     try:
-        torch.broadcast_shapes(found, wanted)
+        torch.broadcast_shapes(data_shape, shape)
     except RuntimeError as error:
         raise DataError(
-            f"observed site '{name}': its data have the shape {found}, its distribution "
-            f"{type(innermost(msg['fn'])).__name__} the shape {wanted}: give the model arguments with as many rows each"
+            f"observed site '{name}': its data have the shape {data_shape}, its distribution "
+            f"{type(innermost(msg['fn'])).__name__} the shape {shape}: give the model arguments with as many rows each"
         ) from error
 
 
 def _argument_of(value: Any, arguments: Arguments) -> str | None:
-    """The name of the argument that a site's values are, if they are one."""
+    """The name of the argument that equals a site's values; None if there is none."""
     if not isinstance(value, Tensor):
         return None
     for name, leaf in zip(arguments.names, arguments.leaves, strict=True):
-        alike = isinstance(leaf, Tensor) and leaf.shape == value.shape
-        if alike and bool((leaf.to(value.dtype) == value).all()):
+        same_shape = isinstance(leaf, Tensor) and leaf.shape == value.shape
+        if same_shape and bool((leaf.to(value.dtype) == value).all()):
             return name
     return None
 
 
 def _first_outside(msg: Message, arguments: Arguments) -> int | None:
-    """The first row whose value is outside; None if the site's first axis is not that of the rows."""
+    """The first row whose value is outside the support; None if the site's first axis is not the axis of rows."""
     value = msg["value"]
     if not isinstance(value, Tensor) or not value.dim() or len(value) != arguments.num_rows:
         return None
@@ -299,7 +303,7 @@ def _first_outside(msg: Message, arguments: Arguments) -> int | None:
 
 
 def _first_row(bad: Tensor, arguments: Arguments) -> int | None:
-    """The first row with an entry that is bad; None if the first axis is not that of the rows."""
+    """The first row with a True entry in `bad`; None if the first axis is not the axis of rows."""
     if not bad.dim() or len(bad) != arguments.num_rows:
         return None
     rows = bad.reshape(len(bad), -1).any(1).nonzero()
@@ -307,11 +311,11 @@ def _first_row(bad: Tensor, arguments: Arguments) -> int | None:
 
 
 def _argument_outside_support(msg: Message, arguments: Arguments) -> str:
-    """A clause on the argument that a site's values are, its least and greatest value, and a Bernoulli's values."""
+    """A clause on the argument with a site's values, its smallest and largest value, and a Bernoulli's values."""
     value = msg["value"]
     if not isinstance(value, Tensor) or not value.numel():
         return ""
-    wants = "expected 0 and 1, " if isinstance(innermost(msg["fn"]), dist.Bernoulli) else ""
+    expectation = "expected 0 and 1, " if isinstance(innermost(msg["fn"]), dist.Bernoulli) else ""
     name = _argument_of(value, arguments)
-    of = f"argument '{name}': " if name else ""
-    return f"{of}{wants}received values from {float(value.min()):g} to {float(value.max()):g}: "
+    argument = f"argument '{name}': " if name else ""
+    return f"{argument}{expectation}received values from {float(value.min()):g} to {float(value.max()):g}: "

@@ -1,4 +1,4 @@
-"""A model's source: its own lines that are running, the lines of its sites, and the data that it holds by itself.
+"""A model's source: its running lines, the lines of its sites, and data that it holds outside its arguments.
 
 Data that a model holds instead of taking them as arguments are the same at every client.
 """
@@ -33,7 +33,7 @@ _FOREIGN = tuple(
 )
 _STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 
-#: Depth of calls to which functions are examined for data that a model holds: deeper ones are a library's inner ones.
+#: Largest depth of calls in the search for held data; deeper functions are internal to a library.
 MAX_DEPTH = 3
 #: Longest line that is quoted.
 MAX_LINE_LENGTH = 80
@@ -42,27 +42,27 @@ Line = tuple[str, int]
 
 
 def line_text(line: Line) -> str:
-    """The text and the place of a line (file and number): `x - x.mean(0)` (model.py:12)."""
+    """The text and place of a line (file and number): `x - x.mean(0)` (model.py:12)."""
     text = linecache.getline(*line).split("  #")[0].strip()
     place = f"{os.path.basename(line[0])}:{line[1]}"
     return f"`{text[:MAX_LINE_LENGTH]}` ({place})" if text else place
 
 
 def line_of(error: BaseException) -> str:
-    """The model's line that raised an error, after a space; "" if it is not in the model."""
+    """The model's line that raised an error, after " at "; "" if it is not in the model."""
     trace: TracebackType | None = error.__traceback__
-    inside, found = False, None
+    inside, line = False, None
     while trace is not None:
         code = trace.tb_frame.f_code
         inside = inside or code is run_model.__code__
         if inside and is_users(code):
-            found = code.co_filename, trace.tb_lineno
+            line = code.co_filename, trace.tb_lineno
         trace = trace.tb_next
-    return f" at {line_text(found)}" if found else ""
+    return f" at {line_text(line)}" if line else ""
 
 
 class CallWatcher(TorchFunctionMode):
-    """Passes each function of torch that is called, its positional arguments and its result to `note`."""
+    """Passes each called torch function, its positional arguments and its result to `note`."""
 
     def note(self, function: Any, args: Sequence[Any], value: Any) -> None:
         """Record a call."""
@@ -90,23 +90,23 @@ class Statements(Messenger):
 
 
 def current_line() -> Line | None:
-    """The innermost line of the model itself that is running; None outside the model's run."""
+    """The innermost running line of the model itself; None outside a run of the model."""
     frame: Any = sys._getframe(1)
-    found: Line | None = None
+    line: Line | None = None
     while frame is not None and frame.f_code is not run_model.__code__:
-        if found is None and is_users(frame.f_code):
-            found = frame.f_code.co_filename, frame.f_lineno
+        if line is None and is_users(frame.f_code):
+            line = frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
-    return found if frame is not None else None
+    return line if frame is not None else None
 
 
 def is_users(code: CodeType) -> bool:
-    """Whether this is code of the model's own, and not of torch, Pyro, the standard library or this package."""
+    """Whether code belongs to the user, not to torch, Pyro, the standard library or this package."""
     return is_users_file(code.co_filename)
 
 
 def is_users_file(path: str) -> bool:
-    """Whether a file at this path is the user's, as `is_users`."""
+    """Whether the file at a path belongs to the user, see `is_users`."""
     if path.startswith(_FOREIGN):
         return False
     return not path.startswith(_STANDARD) or "site-packages" in path
@@ -115,7 +115,7 @@ def is_users_file(path: str) -> bool:
 class HeldData(NamedTuple):
     """Data that a model holds."""
 
-    name: str  # as the model calls them
+    name: str  # name in the model
     kind: str  # "global", "enclosing variable" or "attribute"
     value: Any  # the data
 
@@ -133,7 +133,7 @@ def observed_lines(run: Callable[[], Any]) -> list[tuple[str, Line]]:
 
 
 def in_a_plate(plate: str, line: Line) -> str:
-    """The statement of an observed site, on this line, as it is written inside the plate."""
+    """A sentence that shows the statement of an observed site, on this line, inside the plate."""
     text = linecache.getline(*line).strip()
     loop = linecache.getline(line[0], line[1] - 1).strip().startswith("for ")
     value = re.search(r"obs\s*=\s*([A-Za-z_][\w.]*)", text)
@@ -146,34 +146,34 @@ def in_a_plate(plate: str, line: Line) -> str:
 
 
 def held_data(model: Any, num_rows: int) -> list[HeldData]:
-    """Arrays with as many rows as the plate that the model has from elsewhere than its arguments."""
-    found: dict[str, HeldData] = {}
-    for held in _held_data(model, 0, set()):
-        shape = np.shape(held.value) if isinstance(held.value, Tensor | np.ndarray) else _shape(held.value)
+    """Arrays outside the arguments with as many rows as the plate."""
+    data_by_name: dict[str, HeldData] = {}
+    for data in _held_data(model, 0, set()):
+        shape = np.shape(data.value) if isinstance(data.value, Tensor | np.ndarray) else _shape(data.value)
         if num_rows in shape:
-            found.setdefault(held.name, held)
-    return list(found.values())
+            data_by_name.setdefault(data.name, data)
+    return list(data_by_name.values())
 
 
 def held_sizes(model: Any, num_rows: int) -> list[str]:
-    """Names of whole numbers that the model has from elsewhere and that are the number of all rows."""
+    """Names of integers outside the arguments that equal the number of all rows."""
     return [held.name for held in _held_data(model, 0, set()) if type(held.value) is int and held.value == num_rows]
 
 
 def as_arguments(model: Any, names: list[str], held: list[HeldData], plate: str) -> str:
-    """The sentence that asks a user to make arguments of held data, with the call; `names` are the arguments."""
+    """A sentence that asks the user to make held data arguments, with the call; `names` are the arguments."""
     kinds = {
         kind: [f"'{one.name}'" for one in held if one.kind == kind] for kind in dict.fromkeys(h.kind for h in held)
     }
-    what = ", ".join(f"the {kind}{'s' if len(of) > 1 else ''} {listed(of)}" for kind, of in kinds.items())
-    new = [one.name.rsplit(".", 1)[-1] for one in held]
+    held_names = ", ".join(f"the {kind}{'s' if len(of) > 1 else ''} {listed(of)}" for kind, of in kinds.items())
+    new_names = [one.name.rsplit(".", 1)[-1] for one in held]
     heads = list(dict.fromkeys(re.split(r"[.\[]", name)[0] for name in names))
-    call = ", ".join([*heads, *(name for name in new if name not in heads)])
+    call = ", ".join([*heads, *(name for name in new_names if name not in heads)])
     function = getattr(model, "__name__", "model")
     function = function if function.isidentifier() else "model"
     tuple_of = f"({call})" if "," in call else f"({call},)"
     return (
-        f"The model has rows from elsewhere than its arguments: {what}. All data must be arguments, so that each "
+        f"The model has rows outside its arguments: {held_names}. All data must be arguments, so that each "
         f"client has its own: `def {function}({call}): ...` and `pf.Federation({function}, {tuple_of}, "
         f"plate='{plate}', ...)`. "
     )
@@ -189,15 +189,15 @@ def _shape(value: Any) -> tuple[int, ...]:
     return ()
 
 
-def _held_data(model: Any, depth: int, seen: set[int]) -> Iterator[HeldData]:
-    """Data that a model and the functions that it calls have by enclosing variables, globals and attributes."""
-    if depth > MAX_DEPTH or id(model) in seen:
+def _held_data(model: Any, depth: int, visited: set[int]) -> Iterator[HeldData]:
+    """Data in enclosing variables, globals and attributes of a model and of the functions that it calls."""
+    if depth > MAX_DEPTH or id(model) in visited:
         return
-    seen.add(id(model))
+    visited.add(id(model))
     if isinstance(model, functools.partial):
-        for part in (model.func, *model.args, *model.keywords.values()):
-            if callable(part) and not isinstance(part, Tensor):
-                yield from _held_data(part, depth, seen)
+        for component in (model.func, *model.args, *model.keywords.values()):
+            if callable(component) and not isinstance(component, Tensor):
+                yield from _held_data(component, depth, visited)
         return
     owner = getattr(model, "__self__", None)
     if not inspect.isfunction(model) and not inspect.ismethod(model):
@@ -209,7 +209,7 @@ def _held_data(model: Any, depth: int, seen: set[int]) -> Iterator[HeldData]:
         return
     for name, value in _variables(function):
         if inspect.isfunction(value.value) or isinstance(value.value, functools.partial):
-            yield from _held_data(value.value, depth + 1, seen)
+            yield from _held_data(value.value, depth + 1, visited)
         else:
             yield HeldData(name, value.kind, value.value)
 

@@ -1,14 +1,14 @@
-"""Where a log density, its gradient or its second derivative is NaN or infinite, and the operation that causes it.
+"""Log densities, gradients and second derivatives that are NaN or infinite, and the operation that causes them.
 
-Torch computes derivatives of formulas: that of y log r at y = r = 0, of 0 ** k, or of a branch of torch.where that is
-not taken may be NaN although the density is finite. A row with such an operation has no derivative at any point, and an
-algorithm that follows derivatives fails at it, or leaves its client out: the model is refused. Other densities are
-undefined only on a part of the space, such as beyond a bound that two latents share. Inference starts outside of that
+Torch computes derivatives of formulas: that of y log r at y = r = 0, of 0 ** k, or of an unselected branch of
+torch.where may be NaN although the density is finite. A row with such an operation has no derivative at any point, and
+an algorithm that follows derivatives fails at it, or leaves its client out: the model is refused. Other densities are
+undefined only on a part of the space, such as beyond a bound that depends on two latents. Inference starts outside this
 part (`starts`) and leaves it out of its averages.
 
-One gradient and one product with the Hessian over all rows show whether all is finite (`slopes_and_bends`). Only if
-they are not, rows are examined one by one. The operation is the first of the backward pass that makes finite numbers
-infinite or NaN, such as acos at 1, and not the product of its infinite derivative and a zero.
+One gradient and one product with the Hessian over all rows show whether all values are finite (`slopes_and_bends`). If
+they are not, rows are examined singly. The cause is the first operation of the backward pass that makes finite numbers
+infinite or NaN, such as acos at 1, not the later product of its infinite derivative and a zero.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from pyro_fed.density.checks.source import Line, Statements, is_users_file, line
 from pyro_fed.density.running.handlers import run_model
 from pyro_fed.errors import ModelError, listed
 
-#: The orders of derivatives: each is checked only if those before it are finite.
+#: Names of the derivatives by order; each is checked only if those of lower order are finite.
 ORDERS = ("log density", "gradient of the log density", "second derivative of the log density")
-#: The name of an operation's node in the graph, and a line of the stack that torch's anomaly mode keeps of it.
+#: Patterns of the name of an operation's node in the graph, and of a line of its stack in torch's anomaly mode.
 _OPERATION, _FRAME = re.compile(r"(\w+?)Backward\d*"), re.compile(r'File "([^"]+)", line (\d+), in (.+)')
-#: The cure, by the order.
-_NO_DENSITY = "give the latents a support on which it is, or these rows a likelihood under which they are possible"
+#: Cures for densities and for derivatives.
+_NO_DENSITY = "give the latents a support on which it is finite, or a likelihood under which these rows are possible"
 AWAY_FROM_EDGE = (
     "keep the operation away from its edge in these rows, such as rate.clamp_min(1e-30) in place of a rate of 0, or by "
-    "torch.where on what it takes and on what it makes: `safe = torch.where(edge, 1.0, x)`, then `torch.where(edge, "
+    "torch.where on its input and on its output: `safe = torch.where(edge, 1.0, x)`, then `torch.where(edge, "
     "limit, f(safe))`; or leave out rows whose density is constant"
 )
 
 
 class UndefinedError(ModelError):
-    """A density, or its derivative of an order, that is finite at no point; in these rows, if in any."""
+    """A density, or a derivative of it of some order, that is finite at no point; in these rows, if in rows."""
 
     def __init__(self, message: str, rows: list[int], order: int) -> None:
         super().__init__(message)
@@ -52,15 +52,15 @@ class UndefinedError(ModelError):
 def slopes_and_bends(
     total: Callable[[Tensor, Tensor], tuple[Tensor, Any]], z: Tensor, local: Tensor
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Any]:
-    """Gradients of `total` in z (D,) and local (m, d), products of its Hessian and ones, and its extra result."""
+    """Gradients of `total` in z (D,) and local (m, d), products of its Hessian with ones, and its extra result."""
     along = (0, 1) if local.numel() else (0,)
     at = (z, local)[: len(along)]
 
     def gradient(*at: Tensor) -> Any:
         return grad(total, along, has_aux=True)(*at, *(z, local)[len(at) :])
 
-    found: Any = vjp(gradient, *at, has_aux=True)
-    slopes, pull, aux = found
+    results: Any = vjp(gradient, *at, has_aux=True)
+    slopes, pull, aux = results
     return slopes, pull(tuple(map(torch.ones_like, slopes))), aux
 
 
@@ -78,24 +78,24 @@ def refuse_undefined(
     density is zero on a part of the space.
     """
     each_row, outside = _finite(problem, points, rows, local)
-    for order, what in enumerate(ORDERS):
+    for order, derivative in enumerate(ORDERS):
         for part, inside in ((each_row, True), (outside, False)):
-            bad = ~part[..., order].any(0)
-            if not bool(bad.any()):
+            not_finite = ~part[..., order].any(0)
+            if not bool(not_finite.any()):
                 continue
-            row = int(bad.nonzero()[0])
+            row = int(not_finite.nonzero()[0])
             at = int(part[:, row, order - 1].float().argmax()) if order else 0
-            one = tuple(leaf[row : row + 1] for leaf in rows)
-            name, latents, operation = _cause(problem, points[at], one, local[at, row : row + 1], order)
-            of = f" in {int(bad.sum())} of the {len(bad)} rows that were looked at" if inside else ""
-            edge = problem.bound.arguments.edge_of(bad, numbers) if inside else ""
+            single_row = tuple(leaf[row : row + 1] for leaf in rows)
+            name, latents, operation = _cause(problem, points[at], single_row, local[at, row : row + 1], order)
+            of = f" in {int(not_finite.sum())} of the {len(not_finite)} rows examined" if inside else ""
+            edge = problem.bound.arguments.edge_of(not_finite, numbers) if inside else ""
             along = f" along {listed(map(repr, latents))}" if latents else ""
             cures = [] if order else [". ".join(walls) or _NO_DENSITY]
             cure = "; or ".join([*cures, AWAY_FROM_EDGE] if order or edge else cures)
             raise UndefinedError(
-                f"site '{name}': the {what}{along} is not finite{of}{edge}, near zero as where the priors have "
-                f"their mass{operation}: {cure}",
-                numbers[bad].tolist() if inside else [],
+                f"site '{name}': the {derivative}{along} is not finite{of}{edge}, near zero and in the bulk of the "
+                f"priors{operation}: {cure}",
+                numbers[not_finite].tolist() if inside else [],
                 order,
             )
 
@@ -103,29 +103,33 @@ def refuse_undefined(
 def _finite(problem: RowDensities, points: Tensor, rows: tuple[Any, ...], local: Tensor) -> tuple[Tensor, Tensor]:
     """Whether density, gradient and second derivative are finite at P points: rows (P, m, 3), outside (P, 1, 3)."""
 
-    def at(z: Tensor, own: Tensor, row: tuple[Any, ...], inside: bool) -> Tensor:
+    def at(z: Tensor, row_latents: Tensor, row: tuple[Any, ...], inside: bool) -> Tensor:
         def total(point: Tensor, latents: Tensor) -> tuple[Tensor, Tensor]:
             terms = problem.log_terms(point, row, latents)[inside]
             value = sum((term.sum() for term in terms.values()), point.new_zeros(()))
             return value, value
 
-        slopes, bends, value = slopes_and_bends(total, z, own)
-        found = [torch.stack([part.isfinite().all() for part in some]).all() for some in ((value,), slopes, bends)]
-        return torch.stack(found).cumprod(0).bool()
+        slopes, bends, value = slopes_and_bends(total, z, row_latents)
+        flags = [
+            torch.stack([part.isfinite().all() for part in indices]).all() for indices in ((value,), slopes, bends)
+        ]
+        return torch.stack(flags).cumprod(0).bool()
 
-    def looked_at(inside: bool, some: Tensor) -> Tensor:
-        each = tuple(leaf[some.unsqueeze(1)] for leaf in rows)
-        of_rows = problem.vmap(lambda z, own, row: at(z, own, row, inside), (None, 0, 0))
-        found: Tensor = problem.vmap(lambda z, own: of_rows(z, own, each))(points, local[:, some].unsqueeze(2))
-        return found
+    def finite_by_row(inside: bool, indices: Tensor) -> Tensor:
+        each = tuple(leaf[indices.unsqueeze(1)] for leaf in rows)
+        of_rows = problem.vmap(lambda z, row_latents, row: at(z, row_latents, row, inside), (None, 0, 0))
+        flags: Tensor = problem.vmap(lambda z, row_latents: of_rows(z, row_latents, each))(
+            points, local[:, indices].unsqueeze(2)
+        )
+        return flags
 
-    return looked_at(True, torch.arange(len(rows[0]))), looked_at(False, torch.arange(1))
+    return finite_by_row(True, torch.arange(len(rows[0]))), finite_by_row(False, torch.arange(1))
 
 
 def _cause(
     problem: RowDensities, z: Tensor, row: tuple[Any, ...], local: Tensor, order: int
 ) -> tuple[str, list[str], str]:
-    """The site, the latents along which a derivative is not finite, and a sentence on the operation."""
+    """The site, the latents along which a derivative is not finite, and a clause on the operation."""
     statements: dict[str, Line] = {}
     at = z.detach().clone().requires_grad_(), local.detach().clone().requires_grad_()
     with (
@@ -140,8 +144,8 @@ def _cause(
             if not order and not bool(term.isfinite().all()):
                 return name, [], _place(statements.get(name))
             terms = _derivative((term,), at, order - 1) if order and term.requires_grad else ()
-            made = [part.grad_fn for part in terms if part.grad_fn is not None]
-            node, slopes = _first_infinite(made, partial(_derivative, terms, at, 1)) if terms else (None, ())
+            output_nodes = [part.grad_fn for part in terms if part.grad_fn is not None]
+            node, slopes = _first_infinite(output_nodes, partial(_derivative, terms, at, 1)) if terms else (None, ())
             if all(bool(slope.isfinite().all()) for slope in slopes):
                 continue
             return name, _latents(problem, *slopes), _operation(node, statements.get(name))
@@ -149,17 +153,17 @@ def _cause(
 
 
 def _first_infinite(ends: list[Any], backward: Callable[[], tuple[Tensor, ...]]) -> tuple[Any, tuple[Tensor, ...]]:
-    """The first node of a graph that makes finite gradients infinite or NaN in a backward pass; the pass's result."""
-    found, nodes = list[Any](), set(ends)
+    """The first node that makes finite gradients infinite or NaN in a backward pass, and the result of the pass."""
+    infinite_nodes, nodes = list[Any](), set(ends)
     while ends:
-        new = {node for end in ends for node, _ in end.next_functions if node is not None} - nodes
-        nodes, ends = nodes | new, list(new)
+        new_nodes = {node for end in ends for node, _ in end.next_functions if node is not None} - nodes
+        nodes, ends = nodes | new_nodes, list(new_nodes)
 
-    def look(node: Any, made: tuple[Tensor | None, ...], given: tuple[Tensor | None, ...]) -> None:
-        if not all(one is None or bool(one.isfinite().all()) for one in made) and all(
-            one is None or bool(one.isfinite().all()) for one in given
+    def look(node: Any, outputs: tuple[Tensor | None, ...], inputs: tuple[Tensor | None, ...]) -> None:
+        if not all(one is None or bool(one.isfinite().all()) for one in outputs) and all(
+            one is None or bool(one.isfinite().all()) for one in inputs
         ):
-            found.append(node)
+            infinite_nodes.append(node)
 
     hooks = [node.register_hook(partial(look, node)) for node in nodes]
     try:
@@ -167,11 +171,11 @@ def _first_infinite(ends: list[Any], backward: Callable[[], tuple[Tensor, ...]])
     finally:
         for hook in hooks:
             hook.remove()
-    return (found[0] if found else None), result
+    return (infinite_nodes[0] if infinite_nodes else None), result
 
 
 def _operation(node: Any, statement: Line | None) -> str:
-    """A clause on a node's operation and its line in the model; on that of a derivative, what was derived."""
+    """A clause on a node's operation and its line in the model; for a derivative, on the original operation."""
     line = None
     while node is not None:
         name, line, node = node.name(), line or _line(node.metadata), node.metadata.get("parent_")
@@ -182,7 +186,7 @@ def _operation(node: Any, statement: Line | None) -> str:
 
 
 def _derivative(terms: tuple[Tensor, ...], at: tuple[Tensor, ...], order: int) -> tuple[Tensor, ...]:
-    """The gradient of a sum, or of the sum of its gradient."""
+    """The gradient of a sum (`order` 1), or of the sum of its gradient (2)."""
     for _ in range(order):
         total = torch.stack([part.sum() for part in terms]).sum()
         terms = torch.autograd.grad(total, at, create_graph=True, materialize_grads=True)
@@ -197,14 +201,14 @@ def _latents(problem: RowDensities, slope: Tensor, own: Tensor) -> list[str]:
 
 
 def _line(metadata: dict[str, Any]) -> Line | None:
-    """The model's line in the stack of a node; None if the operation is not in a line of its own."""
+    """The model's line in the stack of a node; None if the operation is not on a line of the model."""
     frames = _FRAME.findall("".join(metadata.get("traceback_", ())))
-    inside = [name for _, _, name in frames]
-    if run_model.__name__ not in inside:
+    function_names = [name for _, _, name in frames]
+    if run_model.__name__ not in function_names:
         return None
-    frames = frames[inside.index(run_model.__name__) :]
-    own = [(path, int(number)) for path, number, _ in frames if is_users_file(path)]
-    return own[-1] if own else None
+    frames = frames[function_names.index(run_model.__name__) :]
+    model_lines = [(path, int(number)) for path, number, _ in frames if is_users_file(path)]
+    return model_lines[-1] if model_lines else None
 
 
 def _place(line: Line | None) -> str:

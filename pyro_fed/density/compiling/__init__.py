@@ -1,1 +1,1 @@
-"""Pyro outside the hot loop: a model's densities mapped over clients and particles, traced and compiled."""
+"""Compilation of a model's densities: mapped over clients and particles, traced, and compiled."""

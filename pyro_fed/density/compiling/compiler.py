@@ -1,22 +1,22 @@
-"""Pyro out of the hot loop: map a step over clients, trace it once to tensor operations, compile that.
+"""Compilation of steps: mapped over clients, traced once to tensor operations, and compiled.
 
-Levels, each falling back to the next where a model defeats it (with one warning that says why):
+Levels; if a level fails for a model, the next one is used, with one warning that says why:
 
     inductor   graph of operations given to torch.compile
     trace      graph of operations, run by torch.fx
     off        torch.func.vmap of the Pyro model, every call
-    loop       one particle and one client at a time (a model with data-dependent `if`, say)
+    loop       one particle and one client at a time (for example a model with a data-dependent `if`)
 
-`auto` decides for each step by how often it is called. The first `TRACE_AFTER` calls run by vmap; they cost as much as
-a trace does. Then the step is traced, and given to Inductor where the graph is called often enough to earn its
-compilation back. Scans of `TRACE_AFTER` steps and more are traced at once.
+`auto` decides by the number of calls of each step. The first `TRACE_AFTER` calls run by vmap, at the cost of a trace.
+Then the step is traced, and compiled by Inductor if the number of calls repays the compilation. Scans of at least
+`TRACE_AFTER` steps are traced at once.
 
-A clock decides nothing, so that a run can be repeated exactly. (A run with a limit of time cannot be, and what it
-compiles depends on the time that is left as a phase begins.) How often a step has been called depends on what ran
-before in this process. Its numbers must not: the trace of such a step makes the same operations as vmap, and agrees
-with it to the bit (`exact`).
+Decisions do not depend on a clock, so that a run can be repeated exactly. (A run with a time limit cannot; what it
+compiles depends on the time that is left at the start of a phase.) The number of calls of a step depends on earlier
+runs in the process, but its results must not: the trace of such a step has the same operations as vmap, and agrees with
+it to the bit (`exact`).
 
-Traces are kept for later runs of the problem, and of other federations of the same model (`process`).
+Traces are stored for later runs of the problem, and for other federations of the same model (`process`).
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from pyro_fed.density.rows.files import is_mapped, let_go
 from pyro_fed.errors import ContractError, SettingError, warn_user
 from pyro_fed.ops.batched import leaf_dims, loop_map, vmap
 
-#: What `run` takes as `compile`, and the level that each is where nothing stands against it.
+#: Values of `run`'s `compile`, and the preferred level of each.
 LEVELS = {"auto": "trace", "off": "off", "trace": "trace", "inductor": "inductor"}
 MODES = tuple(LEVELS)
 
-#: What a model raises that cannot be mapped or traced.
+#: Exceptions of a model that cannot be mapped or traced.
 FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError)
-#: Seconds that Inductor saves per call and graph node, and what it costs to compile (measured, one thread).
+#: Seconds that Inductor saves per call and graph node, and seconds of a compilation (measured, one thread).
 SECONDS_SAVED_PER_NODE = 2.5e-6
 
 
@@ -57,17 +57,17 @@ SECONDS_TO_COMPILE = 4.0
 SECONDS_TO_COMPILE_NODE = 0.02
 
 
-#: Of the seconds that a run has left where it has a limit of time, what the compilation of one step may take: each of
-#: several steps is compiled, by Inductor that a fresh process first has to load, on a machine that others may be using.
+#: Largest share of the remaining time of a run with a time limit for the compilation of one step: a run compiles
+#: several steps, a new process first loads Inductor, and other processes may use the machine.
 COMPILING_SHARE = 0.1
 #: Calls by vmap that cost as much as a trace (measured, one thread: 4 to 9).
 TRACE_AFTER = 4
-#: Fewer calls than this never pay for Inductor, however large the graph.
+#: Number of calls below which Inductor does not pay for any graph.
 MIN_INDUCTOR_CALLS = SECONDS_TO_COMPILE_NODE / SECONDS_SAVED_PER_NODE
 
 
 class SharedCache(Protocol):
-    """The steps that runs of the same model share in a process, see `process.Common`."""
+    """Steps shared by runs of the same model in a process, see `process.Common`."""
 
     steps: dict[Any, Step]
     calls: dict[Any, int]
@@ -75,58 +75,58 @@ class SharedCache(Protocol):
     found: dict[Any, Any]
 
     def may_keep(self, function: Callable[..., Any] | None, problem: Any) -> bool:
-        """Whether a step that has just been traced, or a fact about the model, may be kept for others."""
+        """Whether a new step, or a fact about the model, may be stored for other runs."""
 
 
 @dataclass(frozen=True)
 class Compiler:
-    """Compiles steps for one problem, at one level, by the shapes of their inputs; `replace` hands its caches on."""
+    """Compiles steps of one problem, at one level, by the shapes of their inputs; `replace` keeps the caches."""
 
     level: str  # "inductor", "trace", "off" or "loop"
     auto: bool = False  # choose between vmap, "trace" and "inductor" for each step by its number of calls
-    rounds: int = 1  # rounds ahead, to estimate the number of calls
+    rounds: int = 1  # number of remaining rounds, for an estimate of the number of calls
     seconds: float | None = None  # time for these rounds; None if time is not limited
     cache: dict[Any, Step] = field(default_factory=dict)  # the steps, shared by all compilers of the same model
-    levels: dict[str, str] = field(default_factory=dict)  # the level found for each mode, shared too
+    levels: dict[str, str] = field(default_factory=dict)  # the level that works for each mode, shared too
     # compilers of other forms of the same problem by name, shared too
     kin: dict[str, Compiler] = field(default_factory=dict)
-    # how often each step was called before it was traced, shared too
+    # number of calls of each step before it was traced, shared too
     calls: dict[Any, int] = field(default_factory=dict)
-    # what other federations of the same model have traced; None if these are not known
+    # steps that other federations of the same model have traced; None if unknown
     common: SharedCache | None = None
-    untraceable: list[str] = field(default_factory=list)  # why nothing of this run can be traced, once it is known
+    untraceable: list[str] = field(default_factory=list)  # the reason why steps of this run cannot be traced, if any
     found: dict[Any, Any] = field(default_factory=dict)  # facts about the model, by name, see `find_once`
-    # the model's densities of a few rows in the last run, see `process.with_process_cache`
+    # densities of a few rows in the last run, see `process.with_process_cache`
     probe: dict[str, Any] = field(default_factory=dict)
 
     def at(
         self, mode: str, level: str, rounds: int, common: SharedCache | None = None, seconds: float | None = None
     ) -> Compiler:
-        """The compiler of a run at the best level that works; `common` has what other federations traced."""
+        """The compiler of a run at a level; `common` has the steps of other federations."""
         auto = mode == "auto" and level == "trace"
         return replace(self, level=level, auto=auto, rounds=rounds, seconds=seconds, common=common, untraceable=[])
 
     def __reduce__(self) -> Any:
-        """Compiled steps stay in their process: a copy has none."""
+        """Pickle without compiled steps, which belong to their process."""
         return Compiler, (self.level, self.auto, self.rounds, self.seconds)
 
     def forget(self) -> None:
-        """Drop the steps of a model that has changed, in this form and in its others."""
-        for kept in (self.cache, self.levels, self.calls, self.found):
-            kept.clear()
+        """Drop the steps of a model that has changed, in all of its forms."""
+        for cache in (self.cache, self.levels, self.calls, self.found):
+            cache.clear()
         for other in self.kin.values():
             other.forget()
 
     def for_checks(self) -> Compiler:
-        """A compiler for what follows a run: it shares the steps found so far and never pays for Inductor."""
+        """A compiler for checks after a run, with the same steps and without Inductor."""
         return replace(self, level="trace" if self.level == "inductor" else self.level, rounds=1)
 
     def of_form(self, name: str) -> Compiler:
-        """The compiler of another form of the problem, by name; the same object in every call."""
+        """The compiler of another form of the problem, by name; every call returns the same object."""
         return self.kin.setdefault(name, Compiler(self.level))
 
     def find_once(self, name: Any, find: Callable[[], Any], problem: Any) -> Any:
-        """A fact about the model's graph, by a hashable name: found once, without rows, for all federations."""
+        """A fact about the model's graph, by a hashable name; computed once, without rows, for all federations."""
         if name not in self.found:
             if self.common is not None and name in self.common.found:
                 self.found[name] = self.common.found[name]
@@ -141,7 +141,7 @@ class Compiler:
         return loop_map(function, in_dims) if self.level == "loop" else vmap(function, in_dims=in_dims)
 
     def mapped(self, function: Callable[..., Any], problem: Any, in_dims: Any, calls: int = 1) -> Callable[..., Any]:
-        """`function(problem, *args)` mapped over clients and compiled; it is called so often in a round."""
+        """`function(problem, *args)` mapped over clients and compiled; `calls` is its number of calls in a round."""
 
         def call(*args: Any) -> Any:
             tick()
@@ -154,7 +154,7 @@ class Compiler:
     def flat(
         self, function: Callable[..., Any], problem: Any, in_dims: Any, args: Any, calls: int
     ) -> Callable[..., list[Tensor]]:
-        """`mapped` for arguments always like the pytree `args`, as a function of their leaves: one look-up."""
+        """`mapped` for arguments of the structure of `args`, as a function of their leaves, with a single look-up."""
         run: Callable[..., list[Tensor]] = self._compiled(function, problem, in_dims, args, calls, calls).run
 
         def call(*leaves: Tensor) -> list[Tensor]:
@@ -177,22 +177,22 @@ class Compiler:
         if length == 0:
             return carry, ()
         state, carried = _carry_leaves(carry)
-        (fixed, held), (inputs, given) = pytree.tree_flatten(const), pytree.tree_flatten(xs)
+        (fixed, const_spec), (inputs, xs_spec) = pytree.tree_flatten(const), pytree.tree_flatten(xs)
         if any(x.shape[:1] != (length,) for x in inputs):
             raise _other_steps(function, xs, length)
         unbound = [x.unbind() for x in inputs]
         per_step = list(zip(*unbound, strict=True)) if inputs else [()] * length
-        leaves, specs = [*state, *fixed, *per_step[0]], (carried, held, given)
+        leaves, specs = [*state, *fixed, *per_step[0]], (carried, const_spec, xs_spec)
         step = self._step(function, problem, (0, const_dims, 0), leaves, specs, length, length)
         state, outs = _run_steps(step, state, fixed, per_step)
         stacked = [torch.stack(parts) for parts in zip(*outs, strict=True)]
-        found = pytree.tree_unflatten(state + stacked, step.spec())
-        if not (isinstance(found, tuple) and len(found) == 2):
+        result = pytree.tree_unflatten(state + stacked, step.spec())
+        if not (isinstance(result, tuple) and len(result) == 2):
             raise ContractError(
-                f"expected `{_name_of(function)}` to return (carry, out); received one {type(found).__name__}. A step "
+                f"expected `{_name_of(function)}` to return (carry, out); received one {type(result).__name__}. A step "
                 "without an `out` returns (carry, ())"
             )
-        return found
+        return result
 
     def scans(
         self,
@@ -205,36 +205,36 @@ class Compiler:
         const_dims: Any = 0,
         every: Any = 1,
     ) -> tuple[Any, Any]:
-        """One `scan` after the other, each of other clients' constants, see `Problem.scans`.
+        """Successive scans, each with the constants of other clients, see `Problem.scans`.
 
-        `at` (B, C) are the clients of each scan. Returns the carry after each, (B, C, ...), and the outputs of the
-        steps that are kept, one in `every`, (B T, C, ...).
+        `at` (B, C) are the clients of each scan. Returns the carry after each scan, (B, C, ...), and the outputs of
+        each `every`-th step, (B T, C, ...).
         """
         state, carried = _carry_leaves(carry)
-        (fixed, held), (inputs, given) = pytree.tree_flatten(const), pytree.tree_flatten(xs)
+        (fixed, const_spec), (inputs, xs_spec) = pytree.tree_flatten(const), pytree.tree_flatten(xs)
         dims = leaf_dims(const_dims, const)
         turns = _turns(fixed, dims, at)
         if turns is None:
-            chosen = _client_constants(fixed, dims, at)
+            constants_of_scans = _client_constants(fixed, dims, at)
         else:
-            chosen = repeat([leaf.contiguous() for leaf in fixed], len(at))
+            constants_of_scans = repeat([leaf.contiguous() for leaf in fixed], len(at))
             inputs = [_in_order(x, turns.order) for x in inputs]
-        unbound, specs = [x.unbind() for x in inputs], (carried, held, given)
+        unbound, specs = [x.unbind() for x in inputs], (carried, const_spec, xs_spec)
         per_step = list(zip(*unbound, strict=True))
         length = len(per_step) // len(at)
-        ends, outs = list[list[Tensor]](), list[list[Tensor]]()
-        for block, constants in enumerate(chosen):
+        carries, outs = list[list[Tensor]](), list[list[Tensor]]()
+        for block, constants in enumerate(constants_of_scans):
             if turns is not None:
                 state = [leaf.index_select(0, turns.moves[block]) for leaf in state]
             leaves = [*state, *constants, *per_step[block * length]]
             if not block:
                 step = self._step(function, problem, (0, const_dims, 0), leaves, specs, length, length)
-            state, made = _run_steps(step, state, constants, per_step[block * length : (block + 1) * length])
-            ends.append(state)
-            outs += made
-        found = pytree.tree_unflatten(range(len(state) + len(outs[0])), step.spec())
-        strides = leaf_dims(every, found[1])
-        stacked = [torch.stack(parts) for parts in zip(*ends, strict=True)]
+            state, block_outs = _run_steps(step, state, constants, per_step[block * length : (block + 1) * length])
+            carries.append(state)
+            outs += block_outs
+        positions = pytree.tree_unflatten(range(len(state) + len(outs[0])), step.spec())
+        strides = leaf_dims(every, positions[1])
+        stacked = [torch.stack(parts) for parts in zip(*carries, strict=True)]
         for parts, stride in zip(zip(*outs, strict=True), strides, strict=True):
             stacked.append(torch.stack(parts[(stride or 1) - 1 :: stride]))
         if turns is not None:
@@ -245,7 +245,7 @@ class Compiler:
     def _compiled(
         self, function: Callable[..., Any], problem: Any, in_dims: Any, args: Any, calls: int, now: int
     ) -> Step:
-        """The step for these arguments, called so many times a round, and so many times before the next look-up."""
+        """The step for these arguments, called `calls` times a round, and `now` times before the next look-up."""
         flat = [pytree.tree_flatten(part) for part in args]
         leaves = [leaf for part, _ in flat for leaf in part]
         return self._step(function, problem, in_dims, leaves, tuple(spec for _, spec in flat), calls, now)
@@ -260,39 +260,39 @@ class Compiler:
         calls: int,
         now: int,
     ) -> Step:
-        """The step for the leaves of all arguments, and each argument's form."""
+        """The step for the leaves of all arguments and the structure of each argument."""
         shapes = tuple((leaf.shape, leaf.stride(), leaf.dtype, leaf.device) for leaf in leaves)
         traced = self.level in ("trace", "inductor")
-        waits = self.auto and traced and calls * self.rounds <= MIN_INDUCTOR_CALLS
-        exact = waits and now < TRACE_AFTER
+        without_inductor = self.auto and traced and calls * self.rounds <= MIN_INDUCTOR_CALLS
+        exact = without_inductor and now < TRACE_AFTER
         level = ("exact" if exact else "trace") if traced else self.level
         key = (_identity(function), level, _Forms(specs), shapes)
         step = self._known_step(key)
         if step is None:
-            rest = iter(leaves)
-            parts = [pytree.tree_unflatten([next(rest) for _ in range(part.num_leaves)], part) for part in specs]
+            remaining = iter(leaves)
+            parts = [pytree.tree_unflatten([next(remaining) for _ in range(part.num_leaves)], part) for part in specs]
             spec = pytree.tree_structure(tuple(parts))
             batched = self.vmap(partial(function, problem), in_dims)
-            seldom = waits and self._seldom(key, now)
-            made = None if seldom or not traced else self._traced(batched, spec, leaves, exact)
-            step = made or eager(batched, spec)
-            if made is None and traced:
+            is_rare = without_inductor and self._seldom(key, now)
+            traced_step = None if is_rare or not traced else self._traced(batched, spec, leaves, exact)
+            step = traced_step or eager(batched, spec)
+            if traced_step is None and traced:
                 return step
             self.cache[key] = step
             if traced and self.common is not None and self.common.may_keep(function, problem):
                 self.common.steps[key] = step
         if self.level == "inductor" or (self.auto and traced):
             threads = torch.get_num_threads()  # is part of the code
-            ready, often = step.inductor.get(threads), calls * self.rounds
-            # Whether there is a compiler is asked of the disk, so that it is asked last.
+            code, total_calls = step.inductor.get(threads), calls * self.rounds
+            # The search for a C++ compiler reads the disk, so that it comes last.
             if (
                 self.level == "inductor"
-                or (ready and repays(step.num_nodes, often))
-                or (in_time(step.num_nodes, self.seconds) and pays(step.num_nodes, often))
+                or (code and repays(step.num_nodes, total_calls))
+                or (in_time(step.num_nodes, self.seconds) and pays(step.num_nodes, total_calls))
             ):
-                if ready is None:
-                    ready = step.inductor[threads] = self._code(step, leaves)
-                return replace(step, run=ready)
+                if code is None:
+                    code = step.inductor[threads] = self._code(step, leaves)
+                return replace(step, run=code)
         return step
 
     def _code(self, step: Step, leaves: list[Tensor]) -> Callable[..., Any]:
@@ -302,27 +302,27 @@ class Compiler:
             if does_the_same(code, step, leaves):
                 return code
             reason = "gives other numbers than the step itself"
-        except Exception as error:  # of any kind: a compiler has many, and the graph can be run without it
-            reason = f"cannot be had ({reason_of(error)})"
+        except Exception as error:  # of any kind: the graph can be run without the compiler
+            reason = f"cannot be compiled ({reason_of(error)})"
         if self.level == "inductor":
-            warn_user(f"Inductor's code for a step {reason}; it is run as it was traced, which is slower and right")
+            warn_user(f"Inductor's code for a step {reason}; the traced step is run, which is slower and correct")
         run: Callable[..., Any] = step.run
         return run
 
     def _known_step(self, key: Any) -> Step | None:
-        """A step that exists already, in this problem or another one."""
+        """A step that is already stored, by this problem or another one."""
         if key not in self.cache and self.common is not None and key in self.common.steps:
             self.cache[key] = self.common.steps[key]
         return self.cache.get(key)
 
     def _seldom(self, key: Any, now: int) -> bool:
-        """Whether a step has not yet been called often enough to be traced; the call is counted."""
+        """Count a call of a step, and return whether it has been called too rarely to be traced."""
         counts = self.calls if self.common is None else self.common.calls
         counts[key] = counts.get(key, 0) + max(now, 1)
         return counts[key] < TRACE_AFTER
 
     def _traced(self, batched: Callable[..., Any], spec: Any, leaves: list[Tensor], exact: bool) -> Step | None:
-        """A graph; None if `auto` finds that there can be none, with one warning a run."""
+        """A traced step; None if it cannot be traced in mode `auto`, with one warning a run."""
         if self.untraceable:
             return None
         try:
@@ -336,30 +336,30 @@ class Compiler:
 
 
 class _Forms(tuple[pytree.TreeSpec, ...]):
-    """The forms of all arguments as part of a key; torch 2.6 cannot hash those of dicts, which hold lists."""
+    """Structures of all arguments as a part of a key; torch 2.6 cannot hash structures of dicts, which hold lists."""
 
     def __hash__(self) -> int:
         return hash(tuple((form.type, form.num_nodes, form.num_leaves) for form in self))
 
 
 def _identity(function: Any) -> Any:
-    """The identity of a function: methods of equal settings are one step."""
+    """The identity of a function: methods of equal objects are the same step."""
     return (function.__func__, function.__self__) if hasattr(function, "__self__") else function
 
 
 def pays(num_nodes: int, calls: int) -> bool:
-    """Whether Inductor is available and earns its compilation back, for so many operations and calls in the run."""
+    """Whether Inductor is available and repays its compilation, for numbers of operations and of calls in the run."""
     return repays(num_nodes, calls) and has_cpp_compiler()
 
 
 def repays(num_nodes: int, calls: int) -> bool:
-    """Whether Inductor earns its compilation back, from counts alone; arguments as for `pays`."""
-    saved = SECONDS_SAVED_PER_NODE * num_nodes * calls
-    return saved > SECONDS_TO_COMPILE + SECONDS_TO_COMPILE_NODE * num_nodes
+    """Whether Inductor repays its compilation, from counts alone; arguments as for `pays`."""
+    seconds_saved = SECONDS_SAVED_PER_NODE * num_nodes * calls
+    return seconds_saved > SECONDS_TO_COMPILE + SECONDS_TO_COMPILE_NODE * num_nodes
 
 
 def in_time(num_nodes: int, seconds: float | None) -> bool:
-    """Whether Inductor compiles a step in its share of a limit of time, see `COMPILING_SHARE`; None for no limit."""
+    """Whether Inductor compiles a step in its share of a time limit, see `COMPILING_SHARE`; None for no limit."""
     return seconds is None or SECONDS_TO_COMPILE + SECONDS_TO_COMPILE_NODE * num_nodes <= COMPILING_SHARE * seconds
 
 
@@ -374,10 +374,10 @@ def choose_level(mode: str, function: Callable[..., Any], example: tuple[Tensor,
         raise SettingError(f"compile must be one of {MODES}, received {mode!r}")
     if mode == "inductor" and not has_cpp_compiler():
         raise SettingError("compile='inductor' needs a C++ compiler on the path; install one or use 'trace'")
-    wanted = LEVELS[mode]
-    reason = "" if wanted == "off" else failure(lambda: record(function, example))
-    if not reason and wanted != "off":
-        return wanted
+    preferred = LEVELS[mode]
+    reason = "" if preferred == "off" else failure(lambda: record(function, example))
+    if not reason and preferred != "off":
+        return preferred
     if not maps(function, example):
         return "loop"
     if reason:
@@ -386,15 +386,15 @@ def choose_level(mode: str, function: Callable[..., Any], example: tuple[Tensor,
 
 
 def maps(function: Callable[..., Any], example: tuple[Tensor, ...]) -> bool:
-    """Whether `vmap` can run a function of tensors; a warning says what it costs if not."""
-    slower = failure(lambda: function(*example))
-    if slower:
-        warn_user(f"the model cannot be vectorised ({slower}); it is run one particle at a time, many times slower")
-    return not slower
+    """Whether `vmap` can run a function of tensors; if not, a warning says that the model is slower."""
+    reason = failure(lambda: function(*example))
+    if reason:
+        warn_user(f"the model cannot be vectorised ({reason}); it is run one particle at a time, many times slower")
+    return not reason
 
 
 def _carry_leaves(carry: Any) -> tuple[list[Tensor], Any]:
-    """Copies of the leaves of what steps carry, which may be a constant too, and their structure."""
+    """Copies of the carry's leaves, which may also be constants, and their structure."""
     state, spec = pytree.tree_flatten(carry)
     return [leaf.clone(memory_format=torch.contiguous_format) for leaf in state], spec
 
@@ -404,13 +404,13 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 
 def _other_steps(function: Callable[..., Any], xs: Any, length: int) -> ContractError:
-    """The refusal of inputs of more or fewer steps than there are."""
+    """The error for inputs of another number of steps than `length`."""
     shapes = {pytree.keystr(path): tuple(leaf.shape) for path, leaf in pytree.tree_flatten_with_path(xs)[0]}
     received = ", ".join(f"xs{place} {shape}" for place, shape in shapes.items() if shape[:1] != (length,))
     return ContractError(
         f"expected inputs of {length} steps of `{_name_of(function)}`, (steps, C, ...); received "
-        f"{received}. `draw_noise` gives one client's tensors, (steps, ...): steps on the first axis, and no axis of "
-        "clients, which the run adds as the second"
+        f"{received}. `draw_noise` returns one client's tensors, (steps, ...): steps on the first axis, without an "
+        "axis of clients, which the run adds as the second"
     )
 
 
@@ -420,9 +420,9 @@ def _run_steps(
     """The carry's leaves after steps with these inputs, and the outputs of each step."""
     outs = []
     in_files = [leaf for leaf in constants if is_mapped(leaf)]
-    for picked in inputs:
+    for step_inputs in inputs:
         tick()
-        out = step.run(*state, *constants, *picked)
+        out = step.run(*state, *constants, *step_inputs)
         for leaf in in_files:
             let_go(leaf)
         state = list(out[: len(state)])
@@ -431,14 +431,14 @@ def _run_steps(
 
 
 class _Turns(NamedTuple):
-    """How the carry of C clients moves: whose turn is where in each scan (B, C), and where each was before."""
+    """Permutations of the carry of C clients: `order` in each scan (B, C), and `moves` from the previous scan."""
 
     order: Tensor
     moves: tuple[Tensor, ...]
 
 
 def _turns(leaves: list[Tensor], dims: list[int | None], at: Tensor) -> _Turns | None:
-    """How the carry moves, cheaper than picking constants; None if a scan has not each client once."""
+    """Permutations of the carry, cheaper than a selection of constants; None unless each scan has each client once."""
     count = at.shape[1]
     if any(dim is not None and len(leaf) != count for leaf, dim in zip(leaves, dims, strict=True)):
         return None
@@ -449,23 +449,26 @@ def _turns(leaves: list[Tensor], dims: list[int | None], at: Tensor) -> _Turns |
 
 
 def _in_order(value: Tensor, order: Tensor) -> Tensor:
-    """The entries along the second axis of (B T, C, ...) in another order (B, C) for each of the B."""
+    """The entries along the second axis of (B T, C, ...), reordered by (B, C) in each of the B scans."""
     steps, count = len(value) // len(order), order.shape[1]
     first = count * torch.arange(len(value), device=value.device).unsqueeze(1)
     rows = first + order.repeat_interleave(steps, 0)
-    found: Tensor = value.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, (len(value), count))
-    return found
+    reordered: Tensor = value.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, (len(value), count))
+    return reordered
 
 
 def _client_constants(leaves: list[Tensor], dims: list[int | None], at: Tensor) -> Iterator[list[Tensor]]:
-    """The constants of each scan's clients (B, C); those that all clients share are picked once."""
-    alike = [None if dim is None else bool((leaf == leaf[:1]).all()) for leaf, dim in zip(leaves, dims, strict=True)]
-    picked = [
+    """The constants of each scan's clients (B, C); constants that are equal for all clients are selected once."""
+    is_equal = [None if dim is None else bool((leaf == leaf[:1]).all()) for leaf, dim in zip(leaves, dims, strict=True)]
+    selected = [
         leaf if same is None else leaf.index_select(0, at[0]) if same else None
-        for leaf, same in zip(leaves, alike, strict=True)
+        for leaf, same in zip(leaves, is_equal, strict=True)
     ]
     for clients in at:
-        yield [leaf.index_select(0, clients) if one is None else one for leaf, one in zip(leaves, picked, strict=True)]
+        yield [
+            leaf.index_select(0, clients) if selected_leaf is None else selected_leaf
+            for leaf, selected_leaf in zip(leaves, selected, strict=True)
+        ]
 
 
 def warn_untraceable(reason: str) -> None:
@@ -474,7 +477,7 @@ def warn_untraceable(reason: str) -> None:
 
 
 def failure(attempt: Callable[[], Any]) -> str:
-    """Why an attempt failed, in one line; empty if it succeeded."""
+    """The reason why an attempt failed, in one line; empty if it succeeded."""
     try:
         attempt()
     except FAILURES as error:

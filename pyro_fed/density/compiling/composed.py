@@ -1,14 +1,14 @@
-"""Linear predictors in terms of numbers that all rows share, if these are not linear in z: w = φ(z).
+"""Linear predictors in numbers w = φ(z) that all rows share, for φ that is not linear.
 
     log p(y_i | z) = f(u_i(w), t, row i),     u_i(w) = A_i w + b_i,     t = a few entries of w,     w = φ(z)
 
-for example where coefficients are a scale times standard normal numbers (non-centred priors, horseshoes), or bounded.
-What the trace computes from z before a row enters is φ; the rest is a function of w and rows, in which `predictors`
-looks for linear ones. At a point z a row's derivatives are taken in w, and φ's once for all rows:
+for example if coefficients are a scale times standard normal numbers (non-centred priors, horseshoes), or bounded.
+φ is the part of the trace that depends on z alone; the rest is a function of w and rows, in which `predictors` looks
+for linear predictors. At a point z, derivatives of rows are taken in w, and those of φ once for all rows:
 
     score = J's,     Hessian = J'H J + Σ_j s_j ∇²φ_j,     J = dφ/dz,   s and H in w
 
-As there, a structure counts only if it has the model's derivatives.
+As in `predictors`, a structure is accepted only if it has the model's derivatives.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from pyro_fed.density.compiling.tracing import to_graph
 from pyro_fed.density.problem import Problem
 from pyro_fed.ops.batched import vmap
 
-#: Numbers that rows share, for each parameter, that are worth it: products of matrices are as large as they are many.
+#: Largest number of shared numbers per parameter: the matrix products grow with their number.
 MAX_SHARED_RATIO = 2
 
 
@@ -46,10 +46,10 @@ class Composed:
     """The function φ that rows share, from z (D,) to w (m,), and their predictors in w."""
 
     inner: Callable[[Tensor], Tensor]  # φ, z (D,) to w (m,)
-    parts: Predictors  # of the rows' log-likelihood as a function of w, for so many rows at a time
+    parts: Predictors  # predictors of the rows' log-likelihood as a function of w, for a number of rows
     dim: int  # m
 
-    #: Steps that are made of it may be kept with it, see `process`.
+    #: Steps with this structure may be stored, see `process`.
     is_traced = True
 
     def back(self, z: Tensor, score: Tensor, hessian: Tensor) -> tuple[Tensor, Tensor]:
@@ -60,13 +60,15 @@ class Composed:
         def along(point: Tensor) -> Tensor:
             return (self.inner(point) * score.to(point)).sum()
 
-        bend = vjp(grad(along), z)[1]
-        bent = vmap(lambda v: bend(v)[0])(torch.eye(len(z), dtype=z.dtype, device=z.device)).to(score)
-        return slopes.T @ score, slopes.T @ hessian @ slopes + bent
+        curvature_pull = vjp(grad(along), z)[1]
+        curvature_of_inner = vmap(lambda v: curvature_pull(v)[0])(torch.eye(len(z), dtype=z.dtype, device=z.device)).to(
+            score
+        )
+        return slopes.T @ score, slopes.T @ hessian @ slopes + curvature_of_inner
 
 
 def composed_structure(problem: Problem, rows: int) -> Composed | None:
-    """The structure of a model's rows, `rows` at a time, if there is one, by `find_structure`."""
+    """The structure of a model's rows, `rows` at a time, by `find_structure`; None if there is none."""
     return find_structure(problem, "composed", rows, lambda count: _find_structure(problem, count), _derivatives)
 
 
@@ -85,15 +87,17 @@ def _find_structure(problem: Problem, count: int) -> Composed | None:
     shapes = [tuple(node.meta["tensor_meta"].shape) for node in shared]
     sizes = [torch.Size(shape).numel() for shape in shapes]
     ends = list(accumulate(sizes))
-    before, rest = _of_z(graph, shared), subgraph(graph, None, shared)
+    shared_part, of_shared = _of_z(graph, shared), subgraph(graph, None, shared)
     z = torch.zeros(problem.dim, dtype=problem.dtype, device=problem.rows[0].device)
 
     def inner(point: Tensor) -> Tensor:
-        return torch.cat([part.reshape(-1) for part in before(point)])
+        return torch.cat([part.reshape(-1) for part in shared_part(point)])
 
     def of_rows(w: Tensor, *rows: Tensor) -> Tensor:
-        given = [w[end - size : end].reshape(shape) for shape, size, end in zip(shapes, sizes, ends, strict=True)]
-        value: Tensor = rest(z, *rows, *given)
+        shared_values = [
+            w[end - size : end].reshape(shape) for shape, size, end in zip(shapes, sizes, ends, strict=True)
+        ]
+        value: Tensor = of_shared(z, *rows, *shared_values)
         return value.contiguous()
 
     parts = parts_of(tidy_graph(to_graph(of_rows, (inner(z), *some_rows(problem, count)))), dim, count, False)
@@ -101,16 +105,16 @@ def _find_structure(problem: Problem, count: int) -> Composed | None:
 
 
 def _shared_nodes(graph: fx.GraphModule, count: int) -> list[fx.Node]:
-    """The nodes of z alone at which rows come in, or values become as long as rows."""
+    """The nodes of z alone that are combined with rows, or expanded to the number of rows."""
     nodes = list(graph.graph.nodes)
     z, *rows = [node for node in nodes if node.op == "placeholder"]
     of_z, of_rows = {z}, set(rows)
     for node in nodes:
-        before = node.all_input_nodes
-        if any(one in of_z for one in before):
+        inputs = node.all_input_nodes
+        if any(one in of_z for one in inputs):
             of_z.add(node)
-        longer = count in _shape(node) and not any(count in _shape(one) for one in before) and node is not z
-        if node.op == "output" or longer or any(one in of_rows for one in before):
+        is_expanded = count in _shape(node) and not any(count in _shape(one) for one in inputs) and node is not z
+        if node.op == "output" or is_expanded or any(one in of_rows for one in inputs):
             of_rows.add(node)
     return [n for n in nodes if n in of_z and n not in of_rows and any(user in of_rows for user in n.users)]
 
@@ -120,7 +124,7 @@ def _shape(node: fx.Node) -> tuple[int, ...]:
 
 
 def _of_z(graph: fx.GraphModule, wanted: list[fx.Node]) -> fx.GraphModule:
-    """The part of a graph that makes the wanted nodes of z alone."""
+    """The part of a graph that computes some nodes from z alone."""
     part = subgraph(graph, wanted, [])
     for node in [node for node in part.graph.nodes if node.op == "placeholder"][1:]:
         part.graph.erase_node(node)

@@ -1,14 +1,14 @@
-"""A digest of all that a Python function depends on: its code, closure, defaults, the globals it reads, and theirs.
+"""A digest of everything that a Python function depends on: code, closure, defaults, and globals, recursively.
 
-Equal digests mean that two functions compute the same, so that what was traced of one serves the other.
-What cannot be followed to its values has no digest at all (`UnknownContent`), never a guess:
+Functions with equal digests compute the same values, so that a trace of one is valid for the other. Content whose
+values cannot be determined has no digest (`UnknownContent`):
 
-    values          by content: numbers, texts, tensors, arrays, containers, instances with all that they hold
-    code            by its instructions and constants, and those of what it reads from its globals and its closure
-    libraries       modules of `TRUSTED` by name, and what they define by name: they do not change in a process
-    the rest        unknown: other modules, code that writes globals, reads files, or has a state hidden from Python
+    values          by content: numbers, texts, tensors, arrays, containers, instances with their attributes
+    code            by instructions and constants, including those of its globals and its closure
+    libraries       modules of `TRUSTED`, and their definitions, by name: they do not change in a process
+    other content   unknown: other modules, code that writes globals, reads files, or has a state hidden from Python
 
-A digest describes this moment; its objects may change afterwards.
+A digest describes the present state; the objects may change later.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-#: Top-level modules whose functions depend on their arguments alone, as far as a density does.
+#: Top-level modules whose functions depend on their arguments alone.
 TRUSTED = frozenset(
     (
         *("abc", "builtins", "cmath", "collections", "contextlib", "copy", "dataclasses", "enum", "functools"),
@@ -36,30 +36,30 @@ TRUSTED = frozenset(
         *("statistics", "string", "torch", "types", "typing", "typing_extensions", "warnings"),
     )
 )
-#: What trusted modules offer that depends on more.
+#: Functions of trusted modules that depend on more than their arguments.
 REFUSED = frozenset(
     (
         *("open", "input", "eval", "exec", "compile", "globals", "locals", "vars", "dir", "__import__", "breakpoint"),
         *("load", "fromfile", "memmap", "random", "rand", "randn", "randint", "seed", "get_param_store"),
     )
 )
-#: Objects and bytes of content that are followed, at most: beyond it is cheaper to trace.
+#: Largest numbers of objects and of bytes in a digest; beyond, a new trace is cheaper.
 MAX_OBJECTS, MAX_BYTES = 20_000, 64_000_000
-#: Values that are what their text says.
+#: Types whose values are determined by their `repr`.
 PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented), range, slice)
 TORCH_PLAIN = (torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout)
-#: Instructions with which a function changes what others read, or reads what its code does not name.
-CHANGES = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_STAR"})
-#: Instructions that take something by its name out of a module or another object.
-TAKES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"})
+#: Instructions that change globals, or read globals that the code does not name.
+GLOBAL_CHANGES = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_STAR"})
+#: Instructions that read an attribute of a module or another object by name.
+ATTRIBUTE_READS = frozenset({"LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"})
 
 
 class UnknownContent(Exception):
-    """Something whose values cannot be followed."""
+    """Content whose values cannot be determined."""
 
 
 def digest(*parts: Any) -> bytes | None:
-    """A digest of all that functions, modules, tensors, settings or containers of them depend on; None if unknown."""
+    """A digest of functions, modules, tensors, settings or containers of these; None if their content is unknown."""
     try:
         return Walk().digest_of(parts)
     except (UnknownContent, RecursionError):
@@ -67,12 +67,12 @@ def digest(*parts: Any) -> bytes | None:
 
 
 class Walk:
-    """One walk over objects, each of which is entered once."""
+    """A walk over objects that visits each object once."""
 
     def __init__(self) -> None:
         self.hash = hashlib.blake2b(digest_size=32)
         self.seen: dict[int, int] = {}
-        self.alive: list[Any] = []  # what was seen must not be freed, and its id given to another
+        self.alive: list[Any] = []  # visited objects, so that their ids are not reused
         self.bytes = 0
 
     def digest_of(self, value: Any) -> bytes:
@@ -81,7 +81,7 @@ class Walk:
         return self.hash.digest()
 
     def say(self, *texts: str | bytes | int) -> None:
-        """Add texts, each with its length before it, so that no two sequences read the same."""
+        """Add texts, each preceded by its length, so that different sequences have different bytes."""
         for text in texts:
             raw = text if isinstance(text, bytes) else str(text).encode()
             self.hash.update(struct.pack("<q", len(raw)))
@@ -91,7 +91,7 @@ class Walk:
             raise UnknownContent("too much content")
 
     def feed(self, value: Any) -> None:
-        """Add a value with all that it depends on."""
+        """Add a value and everything that it depends on."""
         if (isinstance(value, PLAIN) and type(value) in PLAIN) or isinstance(value, TORCH_PLAIN):
             self.say(type(value).__name__, repr(value))
             return
@@ -185,30 +185,30 @@ class Walk:
         self._globals(value.__code__, value.__globals__)
 
     def _globals(self, code: types.CodeType, scope: Mapping[str, Any]) -> None:
-        """The globals that a code object and those inside it read from their module."""
+        """Add the globals that a code object, and code objects inside it, read from their module."""
         steps = list(dis.get_instructions(code))
         for place, step in enumerate(steps):
-            if step.opname in CHANGES:
+            if step.opname in GLOBAL_CHANGES:
                 raise UnknownContent(f"{step.opname} {step.argval}")
             if step.opname == "IMPORT_NAME" and not _is_library_module(str(step.argval)):
                 raise UnknownContent(f"it imports {step.argval}")
             if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
                 self._read(str(step.argval), scope, steps[place + 1 :])
-            if step.opname in TAKES and step.argval in REFUSED:
+            if step.opname in ATTRIBUTE_READS and step.argval in REFUSED:
                 raise UnknownContent(f"it calls {step.argval}")
         for constant in code.co_consts:
             if isinstance(constant, types.CodeType):
                 self._globals(constant, scope)
 
     def _read(self, name: str, scope: Mapping[str, Any], after: list[dis.Instruction]) -> None:
-        """A global by name, or the attribute of a user's module under that name."""
+        """Add a global by name, or an attribute of a user's module."""
         if name in REFUSED and name not in scope:
             raise UnknownContent(f"it calls {name}")
         if name not in scope:
             builtins = scope.get("__builtins__", {})
-            held = builtins if isinstance(builtins, dict) else vars(builtins)
+            builtin_values = builtins if isinstance(builtins, dict) else vars(builtins)
             self.say("builtin", name)
-            if name in held and held[name] is not vars(sys.modules["builtins"]).get(name):
+            if name in builtin_values and builtin_values[name] is not vars(sys.modules["builtins"]).get(name):
                 raise UnknownContent(f"another {name}")
             return
         value = scope[name]
@@ -260,8 +260,8 @@ class Walk:
             raise UnknownContent(f"class {value.__qualname__} is not written in Python")
         self._items("bases", value.__mro__[1:])
         self.feed(type(value))
-        held = {name: part for name, part in vars(value).items() if name not in UNREAD}
-        self._items(f"class {value.__qualname__}", [part for pair in sorted(held.items()) for part in pair])
+        attributes = {name: part for name, part in vars(value).items() if name not in UNREAD_ATTRIBUTES}
+        self._items(f"class {value.__qualname__}", [part for pair in sorted(attributes.items()) for part in pair])
 
     def _instance(self, value: Any) -> None:
         kind = type(value)
@@ -275,35 +275,35 @@ class Walk:
             raise UnknownContent(str(error)) from None
         if not isinstance(state, tuple) or getattr(state[0], "__module__", "") != "copyreg":
             raise UnknownContent(f"a {kind.__name__}")
-        made, held, *lists = state[1:]
+        arguments, attributes, *lists = state[1:]
         self.feed(kind)
-        self._items("made of", made[1:])
-        self.feed(held)
+        self._items("made of", arguments[1:])
+        self.feed(attributes)
         for entries in lists:
             self.feed(list(entries) if entries is not None else None)
 
 
-#: Of a class: what says nothing of what it does.
-UNREAD = frozenset(
+#: Attributes of a class that do not affect its behaviour.
+UNREAD_ATTRIBUTES = frozenset(
     {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "_abc_impl", "__firstlineno__"}
 )
 #: The flag of classes that a class statement has made (and of some others).
 PYTHON_CLASS = 1 << 9
-#: Methods by which a class says what its state is.
+#: Methods by which a class defines its pickled state.
 PICKLING = ("__reduce__", "__reduce_ex__", "__getstate__", "__getnewargs__", "__getnewargs_ex__")
 
 
 def _is_library_module(module: str | None) -> bool:
-    """Whether a module belongs to a library that does not change."""
+    """Whether a module belongs to a trusted library."""
     name = module or ""
     return name.partition(".")[0] in TRUSTED and not name.startswith(("numpy.random", "torch.random"))
 
 
 def _is_named(value: Any) -> bool:
-    """Whether a trusted module has this function or class under its name."""
+    """Whether a trusted module contains this function or class under its qualified name."""
     if not _is_library_module(value.__module__) or value.__name__ in REFUSED:
         return False
-    found: Any = sys.modules.get(value.__module__)
+    value_by_name: Any = sys.modules.get(value.__module__)
     for part in value.__qualname__.split("."):
-        found = getattr(found, part, None)
-    return found is value
+        value_by_name = getattr(value_by_name, part, None)
+    return value_by_name is value

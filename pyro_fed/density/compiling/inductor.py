@@ -1,12 +1,12 @@
-"""Inductor's code for a traced step, and whether it agrees with the step: both are run on the same arguments.
+"""Inductor's code for a traced step, and a check that it agrees with the step on the same arguments.
 
-Rounding is relative to the terms of a sum, not to a small remainder of a large sum, as a score is at the mode. How
-large the terms are shows when the arguments are moved, each number by a part of itself, up or down at random. The code
-is compared there too, as it may be right by chance where rows are equal.
+Rounding is relative to the terms of a sum, not to a small sum of large terms, such as a score at the mode. Random
+relative changes of the arguments show the size of the terms. The code is also compared at the changed arguments, since
+it may be right by chance if rows are equal.
 
     |code - step|  ≤  √ε max |step|  +  ε^¼ max |step there - step here|,     there: arguments x (1 ± ε^¼)
 
-ε is the coarsest rounding on the way, not that of the result: sums over rows of float32 are float64.
+ε is the coarsest rounding of all operations, not of the result: sums over rows of float32 are float64.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from torch._subclasses import FakeTensorMode
 
 from pyro_fed.density.compiling.tracing import Step, copy_strided, free_strides
 
-#: Inductor's options: sizes are not checked on each call, for steps are found by them; what reads several tensors (the
-#: rows of a minibatch, say) is computed once and kept, not again for each of the sums it goes into.
+#: Inductor's options: sizes are not checked on each call, since they are part of the step's key; values that read
+#: several tensors, such as the rows of a minibatch, are computed once and stored, not recomputed for each sum.
 INDUCTOR = {"size_asserts": False, "realize_reads_threshold": 2, "realize_acc_reads_threshold": 5}
-#: Operations that write into a copy of their first argument, of which Inductor writes into the argument itself where
-#: nobody looks at it again.
+#: Operations that write into a copy of their first argument; Inductor writes into the argument itself if it is not used
+#: again.
 WRITERS = frozenset(
     (
         *(torch.ops.aten.index_add, torch.ops.aten.index_copy, torch.ops.aten.index_fill, torch.ops.aten.index_put),
@@ -36,21 +36,25 @@ WRITERS = frozenset(
 
 
 def does_the_same(code: Callable[..., Sequence[Tensor]], step: Step, leaves: Sequence[Tensor]) -> bool:
-    """Whether code gives the numbers of a traced step at some arguments, and at others near them."""
+    """Whether code agrees with a traced step at some arguments, and at perturbed arguments."""
     unit = coarsest(step.graph) if step.graph is not None else 0.0
     generator, by = torch.Generator().manual_seed(0), unit**0.25
-    near = [perturbed_copy(leaf, by, generator) for leaf in leaves]
-    here, there = step.run(*leaves), _result_or_none(step.run, near)
+    perturbed_leaves = [perturbed_copy(leaf, by, generator) for leaf in leaves]
+    result, perturbed_result = step.run(*leaves), _result_or_none(step.run, perturbed_leaves)
     part = unit**0.5
-    if there is None:  # a matrix of which one asks for a root, say, has none there
-        return agree(code(*leaves), here, part)
-    turns = [by * _largest_difference(one, other) for one, other in zip(here, there, strict=True)]
-    again = _result_or_none(code, near)
-    return again is not None and agree(code(*leaves), here, part, turns) and agree(again, there, part, turns)
+    if perturbed_result is None:  # such as a matrix without a Cholesky factor
+        return agree(code(*leaves), result, part)
+    tolerances = [by * _largest_difference(one, other) for one, other in zip(result, perturbed_result, strict=True)]
+    perturbed_code_result = _result_or_none(code, perturbed_leaves)
+    return (
+        perturbed_code_result is not None
+        and agree(code(*leaves), result, part, tolerances)
+        and agree(perturbed_code_result, perturbed_result, part, tolerances)
+    )
 
 
 def coarsest(graph: fx.Graph) -> float:
-    """The largest unit of rounding among the numbers that a traced graph makes of its inputs; 0 without rounding."""
+    """The largest rounding unit of the values that a traced graph computes from its inputs; 0 without rounding."""
     unit, varying = 0.0, set[fx.Node]()
     for node in graph.nodes:
         if node.op == "placeholder" or not varying.isdisjoint(node.all_input_nodes):
@@ -62,7 +66,7 @@ def coarsest(graph: fx.Graph) -> float:
 
 
 def perturbed_copy(leaf: Tensor, by: float, generator: torch.Generator) -> Tensor:
-    """A copy of a tensor of any strides, each number changed by a part of itself; whole numbers stay."""
+    """A copy of a tensor of any strides, with a relative change of each number; integers do not change."""
     if not leaf.is_floating_point():
         return leaf
 
@@ -74,21 +78,21 @@ def perturbed_copy(leaf: Tensor, by: float, generator: torch.Generator) -> Tenso
 
 
 def agree(found: Sequence[Tensor], expected: Sequence[Tensor], part: float, more: Sequence[float] = ()) -> bool:
-    """Whether results agree: numbers up to a part of each tensor's largest and `more`, whole numbers exactly."""
-    for one, other, besides in zip(found, expected, more or [0.0] * len(expected), strict=True):
-        known = other.isfinite()
-        if not bool((one.isfinite() == known).all()):
+    """Whether results agree: up to a `part` of each tensor's largest number, plus `more`; integers exactly."""
+    for one, other, extra in zip(found, expected, more or [0.0] * len(expected), strict=True):
+        is_finite = other.isfinite()
+        if not bool((one.isfinite() == is_finite).all()):
             return False
-        allowed = part * _largest_magnitude(other) + besides if other.is_floating_point() else 0.0
+        allowed = part * _largest_magnitude(other) + extra if other.is_floating_point() else 0.0
         if _largest_difference(one, other) > allowed:
             return False
     return True
 
 
 def _largest_difference(one: Tensor, other: Tensor) -> float:
-    """The largest difference between numbers that are both finite."""
-    both = one.isfinite() & other.isfinite()
-    return _largest_magnitude(one[both].double() - other[both].double())
+    """The largest difference between finite numbers."""
+    both_finite = one.isfinite() & other.isfinite()
+    return _largest_magnitude(one[both_finite].double() - other[both_finite].double())
 
 
 def _largest_magnitude(value: Tensor) -> float:
@@ -98,7 +102,7 @@ def _largest_magnitude(value: Tensor) -> float:
 
 
 def _result_or_none(run: Callable[..., Sequence[Tensor]], leaves: Sequence[Tensor]) -> Sequence[Tensor] | None:
-    """The result of the code; None if it fails, as linear algebra may."""
+    """The result of the code; None if it fails, such as in linear algebra."""
     try:
         return run(*leaves)
     except RuntimeError:
@@ -106,12 +110,12 @@ def _result_or_none(run: Callable[..., Sequence[Tensor]], leaves: Sequence[Tenso
 
 
 def inductor(graph: torch.fx.GraphModule, leaves: list[Tensor]) -> Callable[..., Any]:
-    """Inductor's code for a traced graph, which may be changed; that of an equal graph comes from its cache on disk."""
+    """Inductor's code for a traced graph, which may be changed; equal graphs share code in its cache on disk."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     free_strides(graph.graph)
     spread_out(graph)
-    mode = FakeTensorMode(shape_env=ShapeEnv())  # without a shape environment Inductor passes its cache by
+    mode = FakeTensorMode(shape_env=ShapeEnv())  # without a shape environment Inductor does not use its cache
     with tracing(TracingContext(mode)):
         inputs: list[Any] = [mode.from_tensor(leaf, static_shapes=True) for leaf in leaves]
         code: Callable[..., Any] = torch._inductor.compile(graph, inputs, options=INDUCTOR)
@@ -119,9 +123,10 @@ def inductor(graph: torch.fx.GraphModule, leaves: list[Tensor]) -> Callable[...,
 
 
 def spread_out(graph: torch.fx.GraphModule) -> None:
-    """Copy what `WRITERS` write into, in place: Inductor does not see that it may be one row in memory, expanded."""
-    # When mapped, zeros into which a gradient is added are such rows, and the gradients of all particles went into one
-    # (torch 2.13, https://github.com/pytorch/pytorch/issues/183986 and 188084). Inductor leaves out a needless copy.
+    """Copy the arguments of `WRITERS`, in place: Inductor does not recognise that they may be expanded rows."""
+    # Under vmap, zeros into which a gradient is added are expanded, and the gradients of all particles were added to
+    # one row (torch 2.13, https://github.com/pytorch/pytorch/issues/183986 and 188084). Inductor removes needless
+    # copies.
     for node in graph.graph.nodes:
         if node.op == "call_function" and getattr(node.target, "overloadpacket", None) in WRITERS:
             with graph.graph.inserting_before(node):

@@ -1,13 +1,13 @@
-"""Layers in a model's rows, which make it a network, whatever the number of its rows.
+"""Detection of layers in a model's rows, which make it a network.
 
-    log p(y_i | z) = f(a(W_1, row i) W_2, ...),     a nonlinear in rows and weights W_1,     W_2 weights behind it
+    log p(y_i | z) = f(a(W_1, row i) W_2, ...),     a nonlinear in rows and weights W_1,     W_2 weights after it
 
-The trace of the rows' log-likelihood shows it: a matrix product or a convolution, or an entrywise product that is
-summed, of a nonlinear function of rows and parameters with other parameters, which may be those of the row's own group.
-Units of a layer are exchangeable, so that the posterior has many modes; and where all weights are zero the score is,
-too: that point is stationary, but no maximum. Scales, correlated effects (L u, of no rows) and effects times a
-covariate are not layers; nor is a basis with a few learned length scales: at least `MIN_PARAMETERS_BEFORE_ACTIVATION`
-parameters and a share `MIN_SHARE_BEFORE_ACTIVATION` of all are in front of the activation.
+The trace of the rows' log-likelihood shows a layer: a matrix product, a convolution, or a summed entrywise product, of
+a nonlinear function of rows and parameters with other parameters, possibly those of the row's own group. Units of a
+layer are exchangeable, so that the posterior has many modes. At weights of zero the score is zero: this point is
+stationary, but not a maximum. Scales, correlated effects (L u, without rows) and effects times a covariate are not
+layers, nor is a basis with a few length scales: at least `MIN_PARAMETERS_BEFORE_ACTIVATION` parameters and a share of
+`MIN_SHARE_BEFORE_ACTIVATION` of all must precede the activation.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ from pyro_fed.density.compiling.predictors import CHECK_ROWS, LINEAR, SUMS, may_
 from pyro_fed.density.compiling.recording import LIKE
 from pyro_fed.density.problem import Problem
 
-#: Operations that multiply matrices or the like, and where their two factors stand.
+#: Matrix products and similar operations, and the positions of their two factors.
 PRODUCTS = {
     **dict.fromkeys(["mm", "bmm", "mv", "dot", "convolution"], (0, 1)),
     **dict.fromkeys(["addmm", "addmv", "baddbmm"], (1, 2)),
 }
-#: Operations that are no activations, besides `LINEAR` and `SUMS`.
+#: Operations other than `LINEAR` and `SUMS` that are not activations.
 PRODUCTS_TOO = frozenset([*PRODUCTS, "mul", "div", "_to_copy", "getitem"])
-#: Operations that choose entries of their first argument, as the last layer of a row's own group.
+#: Operations that select entries of their first argument, such as the last layer of a row's group.
 CHOICES = frozenset(["index", "index_select", "gather", "embedding"])
-#: Share of a model's parameters that is in front of an activation, at least.
+#: Smallest share of a model's parameters that precedes an activation.
 MIN_SHARE_BEFORE_ACTIVATION = 0.03
-#: So many of them, at least: two units of a weight and a bias. Fewer are a basis whose centre and scale are learned.
+#: Smallest number of parameters before an activation: two units of a weight and a bias. Fewer are a basis with a centre
+#: and a scale.
 MIN_PARAMETERS_BEFORE_ACTIVATION = 4
 
 
 def has_layers(problem: Problem) -> bool:
-    """Whether a model's rows go through layers of weights; found once."""
-    found: bool = problem.compiler.find_once(
+    """Whether a model's rows pass through layers of weights; computed once."""
+    layered: bool = problem.compiler.find_once(
         ("layers", CHECK_ROWS), lambda: _shows_layers_when_traced(problem), problem
     )
-    return found
+    return layered
 
 
 def _shows_layers_when_traced(problem: Problem) -> bool:
@@ -55,54 +56,54 @@ def _shows_layers_when_traced(problem: Problem) -> bool:
 
 
 def shows_layers(graph: fx.GraphModule, dim: int) -> bool:
-    """Whether a traced graph of the rows' log-likelihoods at z (D,) has a product behind an activation."""
+    """Whether a traced graph of the rows' log-likelihoods at z (D,) has a product after an activation."""
     nodes = list(graph.graph.nodes)
     z, *rows = [node for node in nodes if node.op == "placeholder"]
     parts: dict[fx.Node, frozenset[fx.Node]] = {z: frozenset()}  # of z that a value is made of
-    of_rows = _made_of(nodes, rows)
+    of_rows = _dependent_nodes(nodes, rows)
     activated: set[fx.Node] = set()
-    chosen: set[fx.Node] = set()  # weights of each row's own
-    bends = _bends(nodes)
+    selected: set[fx.Node] = set()  # weights of each row's own
+    bends = _nonlinear_inputs(nodes)
     for node in nodes:
-        before = node.all_input_nodes
+        inputs = node.all_input_nodes
         if node.op == "placeholder" or node.op == "output":
             continue
-        weights = [one for one in before if one in parts]
+        weights = [one for one in inputs if one in parts]
         if not weights:
             continue
         parts[node] = frozenset([node]) if z in weights else frozenset().union(*(parts[one] for one in weights))
         name = _name(node)
-        mixed = [one for one in weights if one in of_rows]
-        if any(one in activated for one in mixed) or (mixed and name not in LINEAR | SUMS | PRODUCTS_TOO):
+        with_rows = [one for one in weights if one in of_rows]
+        if any(one in activated for one in with_rows) or (with_rows and name not in LINEAR | SUMS | PRODUCTS_TOO):
             activated.add(node)
-        if (not mixed and name in CHOICES) or (before == weights and weights[0] in chosen and name in LINEAR):
-            chosen.add(node)
+        if (not with_rows and name in CHOICES) or (inputs == weights and weights[0] in selected and name in LINEAR):
+            selected.add(node)
         if name in PRODUCTS or _contracts(node, bends):
             factors = [node.args[at] for at in PRODUCTS.get(name, (0, 1))]
             for one, other in (factors, reversed(factors)):
-                in_front = sum(_numbers(part) for part in parts[one]) if one in activated else 0
-                behind = other in parts and (other not in of_rows or other in chosen)
-                if behind and in_front >= max(MIN_PARAMETERS_BEFORE_ACTIVATION, MIN_SHARE_BEFORE_ACTIVATION * dim):
+                num_before = sum(_numbers(part) for part in parts[one]) if one in activated else 0
+                is_after = other in parts and (other not in of_rows or other in selected)
+                if is_after and num_before >= max(MIN_PARAMETERS_BEFORE_ACTIVATION, MIN_SHARE_BEFORE_ACTIVATION * dim):
                     return True
     return False
 
 
-def _made_of(nodes: list[fx.Node], sources: list[fx.Node]) -> set[fx.Node]:
-    """The nodes that depend on one of these, and these."""
-    found = set(sources)
+def _dependent_nodes(nodes: list[fx.Node], sources: list[fx.Node]) -> set[fx.Node]:
+    """The source nodes and the nodes that depend on them."""
+    dependent = set(sources)
     for node in nodes:
-        if node.target not in LIKE and any(one in found for one in node.all_input_nodes):
-            found.add(node)
-    return found
+        if node.target not in LIKE and any(one in dependent for one in node.all_input_nodes):
+            dependent.add(node)
+    return dependent
 
 
-def _bends(nodes: list[fx.Node]) -> set[fx.Node]:
-    """The nodes that enter the log-likelihoods by some operation that is not linear."""
-    found: set[fx.Node] = set()
+def _nonlinear_inputs(nodes: list[fx.Node]) -> set[fx.Node]:
+    """The nodes that enter the log-likelihoods by a nonlinear operation."""
+    nonlinear: set[fx.Node] = set()
     for node in reversed(nodes):
-        if any(user in found or _name(user) not in LINEAR | SUMS | PRODUCTS_TOO for user in _users(node)):
-            found.add(node)
-    return found
+        if any(user in nonlinear or _name(user) not in LINEAR | SUMS | PRODUCTS_TOO for user in _users(node)):
+            nonlinear.add(node)
+    return nonlinear
 
 
 def _users(node: fx.Node) -> list[fx.Node]:
@@ -110,26 +111,26 @@ def _users(node: fx.Node) -> list[fx.Node]:
 
 
 def _contracts(node: fx.Node, bends: set[fx.Node]) -> bool:
-    """Whether a node is an entrywise product that is then summed, as a matrix product is: (units * weights).sum."""
+    """Whether a node is an entrywise product that is summed, such as (units * weights).sum."""
     if _name(node) != "mul" or not all(isinstance(one, fx.Node) for one in node.args[:2]):
         return False
     widths = [_shape(one)[-1:] for one in node.args[:2]]
-    several = widths[0] == widths[1] and widths[0] > (1,)
-    return several and any(_name(user) == "sum" and user in bends for user in _users(node))
+    equal_widths = widths[0] == widths[1] and widths[0] > (1,)
+    return equal_widths and any(_name(user) == "sum" and user in bends for user in _users(node))
 
 
 def first_products(graph: fx.GraphModule) -> list[tuple[fx.Node, fx.Node]]:
     """Both factors of each product of values of rows alone with values of parameters alone, in a traced graph."""
     z, *rows = [node for node in graph.graph.nodes if node.op == "placeholder"]
     nodes = list(graph.graph.nodes)
-    of_z, of_rows = _made_of(nodes, [z]), _made_of(nodes, rows)
-    found = []
+    of_z, of_rows = _dependent_nodes(nodes, [z]), _dependent_nodes(nodes, rows)
+    factor_pairs = []
     for node in nodes:
         factors = [node.args[at] for at in PRODUCTS.get(_name(node), ())]
         for x, w in (factors, factors[::-1]) if factors else ():
             if x in of_rows and x not in of_z and w in of_z and w not in of_rows:
-                found.append((x, w))
-    return found
+                factor_pairs.append((x, w))
+    return factor_pairs
 
 
 def _name(node: fx.Node) -> str:

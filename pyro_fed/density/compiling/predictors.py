@@ -1,11 +1,11 @@
-"""Linear predictors in a model's rows: a row's log-likelihood may depend on z only by a few numbers linear in z.
+"""Linear predictors in a model's rows: a row's log-likelihood depends on z through a few numbers that are linear in z.
 
     log p(y_i | z) = f(u_i(z), t, row i),     u_i(z) = A_i z + b_i  (p numbers a row),     t = a few entries of z
 
-This holds in generalised linear models, robust regressions (t: the log scale) and models with effects of groups. The
-trace of the rows' log-likelihood shows it: the operations before the first one that is not linear in z make u, the rest
-is f. A structure counts only if value, score and Hessian put together from the parts are those of the model itself, at
-several points and rows.
+This holds for generalised linear models, robust regressions (t: the log scale) and models with group effects. In the
+trace of the rows' log-likelihood, the operations before the first one that is nonlinear in z compute u, and the rest
+computes f. A structure is accepted only if value, score and Hessian from its parts equal those of the model, at several
+points and rows.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from pyro_fed.ops.batched import vmap
 Rows = tuple[Tensor, ...]
 S = TypeVar("S")
 
-#: Predictors a row, and they and other entries of z together, that are worth it: each costs a derivative, and the
-#: expectations of these many numbers are taken together.
+#: Largest number of predictors of a row, and of predictors and direct entries of z together: each costs a derivative,
+#: and expectations are taken over all of them.
 MAX_PREDICTORS, MAX_ROW_NUMBERS = 4, 6
-#: Parameters a number, of wide predictors: those of a network's rows, its first layer's units and the entries of z
-#: behind them, are many, but fewer than all of z.
+#: Smallest number of parameters per wide predictor: a network's rows have many predictors, the units of the first layer
+#: and the entries of z after them, but fewer than entries of z.
 WIDE_RATIO = 2
-#: Rows at which the parts are compared with the model.
+#: Number of rows in the comparison of the parts with the model.
 CHECK_ROWS = 7
 
-#: Operations that are linear in their first argument (in each tensor of a list), whatever the others say.
+#: Operations that are linear in their first argument (in each tensor of a list), for any other arguments.
 LINEAR = frozenset(
     (
         *("view", "_unsafe_view", "reshape", "slice", "select", "unsqueeze", "squeeze", "expand", "permute"),
@@ -47,7 +47,7 @@ LINEAR = frozenset(
 )
 #: Operations that are linear in each of two arguments.
 BILINEAR = frozenset(["mul", "mm", "bmm", "mv", "dot"])
-#: Operations that are linear in all of their arguments together.
+#: Operations that are jointly linear in all of their arguments.
 SUMS = frozenset(["add", "sub", "rsub"])
 #: Sums of a term and a product.
 SUMS_OF_PRODUCTS = frozenset(["addmm", "addmv", "baddbmm"])
@@ -55,25 +55,25 @@ SUMS_OF_PRODUCTS = frozenset(["addmm", "addmv", "baddbmm"])
 
 @dataclass(frozen=True, eq=False)
 class Predictors:
-    """The parts of the rows' log-likelihood, for so many rows at a time."""
+    """The parts of the rows' log-likelihood, for a fixed number of rows."""
 
     linear: Callable[..., Tensor]  # z (D,) and rows to the predictors, (m, p)
     rest: Callable[..., Tensor]  # predictors (m, p), z (D,) and rows to log-likelihoods (m,)
-    direct: tuple[int, ...]  # entries of z that `rest` takes besides, in order
+    direct: tuple[int, ...]  # entries t of z that `rest` uses directly, in order
     width: int  # p
     rows: int  # m
 
     @property
     def is_wide(self) -> bool:
-        """Whether predictors are so many that derivatives along all of them are taken in one batched call."""
+        """Whether there are so many predictors that derivatives along all of them use one batched call."""
         return self.width > MAX_PREDICTORS or self.width + len(self.direct) > MAX_ROW_NUMBERS
 
-    #: Steps that are made of it may be kept with it, see `process`.
+    #: Steps with this structure may be stored, see `process`.
     is_traced = True
 
 
 def predictors(problem: Problem, rows: int, wide: bool = False) -> Predictors | None:
-    """The structure of a model's rows, if there is one, by `find_structure`; `wide` as for `parts_of`."""
+    """The structure of a model's rows, by `find_structure`; `wide` as for `parts_of`."""
     return find_structure(
         problem,
         "wide predictors" if wide else "predictors",
@@ -90,38 +90,40 @@ def find_structure(
     find: Callable[[int], S | None],
     derivatives: Callable[[S, Tensor, Rows, Tensor], tuple[Tensor, ...]],
 ) -> S | None:
-    """A structure of so many rows, if it has the model's derivatives on a few of them; found once."""
+    """A structure of a number of rows, if it has the model's derivatives on a few of them; computed once."""
 
     def found_or_none() -> S | None:
-        few = rows == CHECK_ROWS
-        if not (may_have(problem) if few else find_structure(problem, name, CHECK_ROWS, find, derivatives)):
+        is_check = rows == CHECK_ROWS
+        if not (may_have(problem) if is_check else find_structure(problem, name, CHECK_ROWS, find, derivatives)):
             return None
         try:
-            found = find(rows)
+            candidate = find(rows)
         except FAILURES:
             return None
-        right = found is not None and (not few or is_the_model(problem, lambda *at: derivatives(found, *at)))
-        return found if right else None
+        is_right = candidate is not None and (
+            not is_check or is_the_model(problem, lambda *at: derivatives(candidate, *at))
+        )
+        return candidate if is_right else None
 
     structure: S | None = problem.compiler.find_once((name, rows), found_or_none, problem)
     return structure
 
 
 def may_have(problem: Problem) -> bool:
-    """Whether rows are tensors, each with a density of its own in one run of the model."""
+    """Whether rows are tensors, and each has its own density in one run of the model."""
     nested = problem.arguments.nested_plates
     return not (problem.looped or problem.local_dim or nested or problem.layout.discrete)
 
 
 def rows_graph(problem: Problem, count: int) -> fx.GraphModule:
-    """The operations that make log-likelihoods (m,) of z (D,) and of m rows."""
+    """The graph of the log-likelihoods (m,) of m rows at z (D,)."""
     z = torch.zeros(problem.dim, dtype=problem.dtype, device=problem.rows[0].device)
     picked = some_rows(problem, count)
     return tidy_graph(to_graph(lambda point, *rows: problem.log_parts(point, rows)[1].contiguous(), (z, *picked)))
 
 
 def tidy_graph(graph: fx.GraphModule) -> fx.GraphModule:
-    """Simplify a traced graph, in place, before it is taken apart."""
+    """Simplify a traced graph, in place, before its parts are extracted."""
     pin_dtypes(graph.graph)
     drop_dead(graph.graph)
     free_strides(graph.graph)
@@ -129,7 +131,7 @@ def tidy_graph(graph: fx.GraphModule) -> fx.GraphModule:
 
 
 def some_rows(problem: Problem, count: int) -> Rows:
-    """A number of rows, evenly spaced; repeated from the first if there are fewer."""
+    """`count` rows, evenly spaced; repeated from the first if there are fewer."""
     total = len(problem.rows[0])
     at = torch.arange(count, device=problem.rows[0].device)
     at = at * (total // count) if total >= count else at % total
@@ -137,11 +139,11 @@ def some_rows(problem: Problem, count: int) -> Rows:
 
 
 def parts_of(graph: fx.GraphModule, dim: int, count: int, wide: bool, with_latents: bool = False) -> Predictors | None:
-    """The predictors that a graph of log-likelihoods (m,) of z (D,) and m rows shows.
+    """The predictors in a graph of log-likelihoods (m,) of z (D,) and m rows.
 
     `wide` allows more numbers than `MAX_ROW_NUMBERS`, up to one in `WIDE_RATIO` parameters. `with_latents`: the first
-    of the rows are their latents, in which predictors are linear too; then m may be the rows of a nested plate, and
-    entries of z that go elsewhere are `direct`.
+    row tensor holds latents, in which predictors are also linear; then m may count the rows of a nested plate, and
+    entries of z that are used elsewhere are `direct`.
     """
     nodes = list(graph.graph.nodes)
     inputs = [node for node in nodes if node.op == "placeholder"]
@@ -159,9 +161,9 @@ def parts_of(graph: fx.GraphModule, dim: int, count: int, wide: bool, with_laten
     in_rows = [node for node in ends if node in of_rows]
     if with_latents:
         in_rows = [node for node in in_rows if tuple(node.meta["tensor_meta"].shape).count(count) == 1]
-    ours = _fewest_ends(in_rows, kind, of_rows)
-    shapes = [tuple(node.meta["tensor_meta"].shape) for node in ours]
-    if not ours or any(shape.count(count) != 1 for shape in shapes):
+    ends_of_rows = _fewest_ends(in_rows, kind, of_rows)
+    shapes = [tuple(node.meta["tensor_meta"].shape) for node in ends_of_rows]
+    if not ends_of_rows or any(shape.count(count) != 1 for shape in shapes):
         return None
     axes = [shape.index(count) for shape in shapes]
     widths = [torch.Size(shape).numel() // count for shape in shapes]
@@ -169,45 +171,49 @@ def parts_of(graph: fx.GraphModule, dim: int, count: int, wide: bool, with_laten
     numbers = len(direct) + sum(widths)
     if (sum(widths) > MAX_PREDICTORS or numbers > MAX_ROW_NUMBERS) and not (wide and WIDE_RATIO * numbers <= dim):
         return None
-    linear, rest = subgraph(graph, ours, []), subgraph(graph, None, ours)
+    linear, rest = subgraph(graph, ends_of_rows, []), subgraph(graph, None, ends_of_rows)
 
     def all_linear(z: Tensor, *rows: Tensor) -> Tensor:
-        found = [u.movedim(a, 0).reshape(count, -1) for u, a in zip(linear(z, *rows), axes, strict=True)]
-        return torch.cat(found, 1) if len(found) > 1 else found[0]
+        blocks = [u.movedim(a, 0).reshape(count, -1) for u, a in zip(linear(z, *rows), axes, strict=True)]
+        return torch.cat(blocks, 1) if len(blocks) > 1 else blocks[0]
 
     def after(u: Tensor, z: Tensor, *rows: Tensor) -> Tensor:
-        given = []
+        end_values = []
         for part, shape, axis in zip(u.split(widths, 1), shapes, axes, strict=True):
-            others = shape[:axis] + shape[axis + 1 :]
-            given.append(part.reshape(count, *others).movedim(0, axis))
-        value: Tensor = rest(z, *rows, *given)
+            other_axes = shape[:axis] + shape[axis + 1 :]
+            end_values.append(part.reshape(count, *other_axes).movedim(0, axis))
+        value: Tensor = rest(z, *rows, *end_values)
         return value
 
     return Predictors(all_linear, after, direct, sum(widths), count)
 
 
 def _fewest_ends(ends: list[fx.Node], kind: dict[fx.Node, str], of_rows: set[fx.Node]) -> list[fx.Node]:
-    """The ends, or their sources one by one if these are fewer: u for u, -u and y - u."""
+    """The ends, or their sources if these have fewer numbers: u for u, -u and y - u."""
     origins = list(dict.fromkeys(_origin(node, kind, of_rows) for node in ends))
     return origins if numbers_of(origins) < numbers_of(ends) else ends
 
 
 def _origin(node: fx.Node, kind: dict[fx.Node, str], of_rows: set[fx.Node]) -> fx.Node:
-    """The first of a chain of linear values of rows, each made of an equally long one."""
+    """The first node in a chain of linear values of rows, each computed from one of the same length."""
     while True:
-        before = [one for one in node.all_input_nodes if kind[one] == "linear"]
-        if len(before) != 1 or before[0] not in of_rows or numbers_of(before) != numbers_of([node]):
+        linear_inputs = [one for one in node.all_input_nodes if kind[one] == "linear"]
+        if (
+            len(linear_inputs) != 1
+            or linear_inputs[0] not in of_rows
+            or numbers_of(linear_inputs) != numbers_of([node])
+        ):
             return node
-        node = before[0]
+        node = linear_inputs[0]
 
 
 def numbers_of(nodes: list[fx.Node]) -> int:
-    """The number of numbers in the values of some nodes."""
+    """The total number of numbers in the values of nodes."""
     return sum(node.meta["tensor_meta"].shape.numel() for node in nodes if "tensor_meta" in node.meta)
 
 
 def _kind(node: fx.Node, kind: dict[fx.Node, str]) -> str:
-    """The dependence of a value on z: "none", "linear" (and a constant), or "other"."""
+    """The dependence of a value on z: "none", "linear" (plus a constant), or "other"."""
     before = [kind[one] for one in node.all_input_nodes]
     if all(one == "none" for one in before):
         return "none"
@@ -234,7 +240,7 @@ def _kind(node: fx.Node, kind: dict[fx.Node, str]) -> str:
 
 
 def _direct(graph: fx.GraphModule, ends: list[fx.Node], dim: int) -> tuple[int, ...]:
-    """The entries of z that these linear values, the same for all rows, take."""
+    """The entries of z in linear values that are the same for all rows."""
     if not ends:
         return ()
     part = subgraph(graph, ends, [])
@@ -246,40 +252,42 @@ def _direct(graph: fx.GraphModule, ends: list[fx.Node], dim: int) -> tuple[int, 
     ][1:]
     eye = torch.eye(dim, dtype=z.dtype)
     zero = [value.clone() for value in part(eye[0] * 0, *rows)]
-    takes = [j for j in range(dim) if any(bool((a != b).any()) for a, b in zip(part(eye[j], *rows), zero, strict=True))]
-    return tuple(takes)
+    entries = [
+        j for j in range(dim) if any(bool((a != b).any()) for a, b in zip(part(eye[j], *rows), zero, strict=True))
+    ]
+    return tuple(entries)
 
 
 def subgraph(graph: fx.GraphModule, wanted: list[fx.Node] | None, given: list[fx.Node]) -> fx.GraphModule:
-    """The part of a graph that makes the wanted nodes (None: its output), some nodes given as inputs."""
-    new = fx.Graph()
-    env: dict[fx.Node, fx.Node] = {}
+    """The part of a graph that computes the wanted nodes (None: its output), with the `given` nodes as inputs."""
+    part_graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
     for node in graph.graph.nodes:
         if node.op == "placeholder":
-            env[node] = new.node_copy(node)
+            copies[node] = part_graph.node_copy(node)
     for number, node in enumerate(given):
-        env[node] = new.placeholder(f"given_{number}")
+        copies[node] = part_graph.placeholder(f"given_{number}")
     for node in graph.graph.nodes:
-        if node.op == "output" or node in env:
+        if node.op == "output" or node in copies:
             continue
-        env[node] = new.node_copy(node, lambda one: env[one])
+        copies[node] = part_graph.node_copy(node, lambda one: copies[one])
     if wanted is None:
         [end] = [node for node in graph.graph.nodes if node.op == "output"]
-        new.output(map_arg(end.args[0], lambda one: env[one]))
+        part_graph.output(map_arg(end.args[0], lambda one: copies[one]))
     else:
-        new.output([env[node] for node in wanted])
-    drop_dead(new)
-    return fx.GraphModule(graph, new)
+        part_graph.output([copies[node] for node in wanted])
+    drop_dead(part_graph)
+    return fx.GraphModule(graph, part_graph)
 
 
 def is_the_model(problem: Problem, ours: Callable[[Tensor, Rows, Tensor], tuple[Tensor, ...]]) -> bool:
-    """Whether `ours`, of a point (D,), rows and weights, has the model's value, score and Hessian at several points."""
+    """Whether `ours`, of a point (D,), rows and weights, returns the model's value, score and Hessian."""
     rows = some_rows(problem, CHECK_ROWS)
     generator = torch.Generator().manual_seed(0)
     points = 0.3 * torch.randn(3, problem.dim, generator=generator, dtype=torch.float64)  # three, near the origin
     points = points.to(rows[0].device, problem.dtype)
     weight = torch.rand(CHECK_ROWS, generator=generator, dtype=torch.float64).to(points) + 0.5
-    near = 2.0 * torch.finfo(problem.dtype).eps ** 0.5  # half of the digits, as rounding leaves of second derivatives
+    tolerance = 2.0 * torch.finfo(problem.dtype).eps ** 0.5  # half of the digits, the accuracy of second derivatives
 
     def weighted(z: Tensor) -> Tensor:
         return (problem.log_parts(z, rows)[1] * weight).sum()
@@ -287,25 +295,25 @@ def is_the_model(problem: Problem, ours: Callable[[Tensor, Rows, Tensor], tuple[
     def model(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         both: Any = grad_and_value(weighted)
         (score, value), pull = vjp(both, z)[:2]
-        none = torch.zeros_like(value)
-        hessian = vmap(lambda v: pull((v, none))[0])(torch.eye(len(z), dtype=z.dtype, device=z.device))
+        zero = torch.zeros_like(value)
+        hessian = vmap(lambda v: pull((v, zero))[0])(torch.eye(len(z), dtype=z.dtype, device=z.device))
         return value, score, hessian
 
     try:
         with resizing_quietly():
-            theirs, made = vmap(model)(points), vmap(lambda z: ours(z, rows, weight))(points)
+            model_values, own_values = vmap(model)(points), vmap(lambda z: ours(z, rows, weight))(points)
     except FAILURES:
         return False
-    for a, b in zip(theirs, made, strict=True):
+    for a, b in zip(model_values, own_values, strict=True):
         size = a.reshape(len(a), -1).abs().amax(1).clamp_min(torch.finfo(a.dtype).tiny)
-        apart = (a - b).reshape(len(a), -1).abs().amax(1)
-        if not bool(a.isfinite().all() & b.isfinite().all() & (apart <= near * size).all()):
+        difference = (a - b).reshape(len(a), -1).abs().amax(1)
+        if not bool(a.isfinite().all() & b.isfinite().all() & (difference <= tolerance * size).all()):
             return False
     return True
 
 
 def from_parts(found: Predictors, z: Tensor, rows: Rows, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Value (), score (D,) and Hessian (D, D) of a weighted sum of rows at one point, put together from the parts."""
+    """Value (), score (D,) and Hessian (D, D) of a weighted sum of rows at one point, from the parts."""
     start = found.linear(z, *rows)
     basis = torch.eye(len(z), dtype=z.dtype, device=z.device)
     slopes = vmap(lambda step: found.linear(z + step, *rows) - start, out_dims=-1)(basis)  # (m, p, D)
@@ -320,28 +328,28 @@ def from_parts(found: Predictors, z: Tensor, rows: Rows, weight: Tensor) -> tupl
 def curvatures(
     found: Predictors, u: Tensor, z: Tensor, rows: Rows, weight: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Value () and derivatives of weighted rows in u (m, p) and direct t (r,): u, t, uu, ut and tt."""
+    """Value () of weighted rows and derivatives in predictors u (m, p) and direct t (r,): u, t, uu, ut and tt."""
     at = list(found.direct)
 
     def total(u: Tensor, t: Tensor) -> Tensor:
-        whole = z.index_copy(0, torch.tensor(at, device=z.device), t) if at else z
-        return (found.rest(u, whole, *rows) * weight).sum()
+        full_z = z.index_copy(0, torch.tensor(at, device=z.device), t) if at else z
+        return (found.rest(u, full_z, *rows) * weight).sum()
 
     t = z[at] if at else z[:0]
     both: Any = grad_and_value(total, (0, 1))
     (first, value), pull = vjp(both, u, t)[:2]
-    none, nothing = torch.zeros_like(value), (torch.zeros_like(u), torch.zeros_like(t))
+    zero, zeros = torch.zeros_like(value), (torch.zeros_like(u), torch.zeros_like(t))
     if found.is_wide:
-        return value, *first, *_along_all(found.width, u, t, lambda *direction: pull((direction, none)))
+        return value, *first, *_along_all(found.width, u, t, lambda *direction: pull((direction, zero)))
     by_u, by_t = [], []
     for k in range(found.width):
         direction = torch.zeros_like(u)
         direction[:, k] = 1.0
-        by_u.append(pull(((direction, nothing[1]), none))[0])
+        by_u.append(pull(((direction, zeros[1]), zero))[0])
     for k in range(len(at)):
         direction = torch.zeros_like(t)
         direction[k] = 1.0
-        by_t.append(pull(((nothing[0], direction), none)))
+        by_t.append(pull(((zeros[0], direction), zero)))
     uu = torch.stack(by_u, 2)
     if not by_t:
         return value, first[0], first[1], uu, u.new_zeros(*u.shape, 0), u.new_zeros(0, 0)
@@ -351,7 +359,7 @@ def curvatures(
 def _along_all(
     width: int, u: Tensor, t: Tensor, pull: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Second derivatives (m, p, p), (m, p, r) and (r, r) from products with each direction, all in one call."""
+    """Second derivatives (m, p, p), (m, p, r) and (r, r) from products with all directions, in one call."""
     count = width + len(t)
     eye = torch.eye(count, dtype=u.dtype, device=u.device)
     of_u, of_t = vmap(pull)(eye[:, None, :width].expand(-1, len(u), -1), eye[:, width:])

@@ -1,12 +1,12 @@
-"""How a model is compiled in a run: the level that works, and the steps that this process has traced of the same model.
+"""Compilation of a model in a run: the level that works, and a cache of steps traced in this process.
 
-A traced step holds no rows: they are its inputs. It holds everything else that the model reads: its code, its closure's
-and globals' values, and the arguments that all clients share, as constants. So steps are kept under a digest of all of
-these (`compiling.digest`), at the moment in which a run begins, and of the shapes of the rows. What cannot be followed
-has no digest, and its steps stay with their federation.
+Rows are inputs of a traced step. The step contains everything else that the model reads as constants: values of its
+closure and of globals, and the arguments that all clients share. Steps are stored under a digest of these and of the
+model's code (`compiling.digest`), at the start of a run, and of the shapes of the rows. A model without a digest keeps
+its steps in its federation.
 
-Besides, the densities of a few kept rows are compared, bit for bit, with those at the time when the steps were kept.
-That finds what no digest sees: a model that reads a file, the clock, or random numbers.
+The densities of a few stored rows are also compared, bit for bit, with those at the time when the steps were stored.
+This detects changes without an effect on the digest: a model that reads a file, the clock, or random numbers.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def trial(problem: RowDensities) -> tuple[Tensor, tuple[Any, ...]]:
 
 
 def run_trial(problem: RowDensities) -> None:
-    """Compute the densities of two clients at two vectors at once, or raise what the model cannot be mapped for."""
+    """Compute the densities of two clients at two vectors at once; raises the error of a failed mapping."""
     vectors, clients = trial(problem)
     over_vectors = problem.vmap(problem.log_parts, (0, None))
     problem.vmap(lambda rows: over_vectors(vectors, rows))(clients)
 
 
-#: Models whose steps are kept; the one that was not used for longest goes first.
+#: Number of models whose steps are stored; the least recently used model is dropped first.
 MAX_MODELS = 32
 
 
@@ -60,18 +60,18 @@ class Probe(NamedTuple):
 
 @dataclass
 class Common:
-    """What the runs of one model on rows of the same shapes share."""
+    """Steps and facts that runs of one model on rows of the same shapes share."""
 
-    mark: bytes  # the digest that it is kept under
-    level: str  # how the model is mapped, before anything is traced
+    mark: bytes  # digest of the model, the key of the entry
+    level: str  # level of mapping before steps are traced
     probe: Probe  # the model's densities of a few rows
     steps: dict[Any, Step] = field(default_factory=dict)  # traced steps, as in `Compiler.cache`
-    calls: dict[Any, int] = field(default_factory=dict)  # how often each was called before it was traced
+    calls: dict[Any, int] = field(default_factory=dict)  # number of calls of each step before it was traced
     levels: dict[str, str] = field(default_factory=dict)  # the level that works, by mode
     found: dict[Any, Any] = field(default_factory=dict)  # other facts about the model, as in `Compiler.found`
 
     def may_keep(self, function: Callable[..., Any] | None, problem: Any) -> bool:
-        """Whether a fact (None), or a step that is the package's own, may be kept: the model is unchanged."""
+        """Whether a fact (None), or a step of this package, may be stored: the model must be unchanged."""
         return (function is None or is_own_step(function)) and mark_of(problem, self.level) == self.mark
 
 
@@ -79,7 +79,7 @@ _MODELS: OrderedDict[bytes, Common] = OrderedDict()
 
 
 def forget() -> None:
-    """Drop everything that is kept."""
+    """Drop all stored entries."""
     _MODELS.clear()
 
 
@@ -89,32 +89,32 @@ def common_of(problem: Problem) -> Common | None:
     mark = mark_of(problem, level)
     if mark is None:
         return None
-    found = _MODELS.get(mark)
-    if found is None or not _has_probe_values(problem, found.probe):
-        found = Common(mark, level, _probe(problem))
-        _MODELS[mark] = found
+    entry = _MODELS.get(mark)
+    if entry is None or not _has_probe_values(problem, entry.probe):
+        entry = Common(mark, level, _probe(problem))
+        _MODELS[mark] = entry
     _MODELS.move_to_end(mark)
     while len(_MODELS) > MAX_MODELS:
         _MODELS.popitem(last=False)
-    return found
+    return entry
 
 
 def with_process_cache(problem: Problem) -> Common | None:
-    """The entry of this process for the model of a run that begins; traces of a model that has changed are dropped."""
-    common, last = common_of(problem), problem.compiler.probe
+    """The entry of this process for the model at the start of a run; traces of a changed model are dropped."""
+    common, probe_state = common_of(problem), problem.compiler.probe
     mark = None if common is None else common.mark
-    known = "probe" in last and mark is not None and mark == last["mark"]
-    if "probe" in last and not known and not _has_probe_values(problem, last["probe"]):
+    is_unchanged = "probe" in probe_state and mark is not None and mark == probe_state["mark"]
+    if "probe" in probe_state and not is_unchanged and not _has_probe_values(problem, probe_state["probe"]):
         problem.compiler.forget()
-        last.clear()
-    last["mark"] = mark
-    if not known and "probe" not in last:
-        last["probe"] = _probe(problem) if common is None else common.probe
+        probe_state.clear()
+    probe_state["mark"] = mark
+    if not is_unchanged and "probe" not in probe_state:
+        probe_state["probe"] = _probe(problem) if common is None else common.probe
     return common
 
 
 def mark_of(problem: Problem, level: str) -> bytes | None:
-    """A digest of all that a trace of this problem at a level of mapping holds; None if that is unknown."""
+    """A digest of the content of traces of this problem at a level of mapping; None if it is unknown."""
     bound, arguments = problem.bound, problem.arguments
     if arguments.nested_plates or runtime._PYRO_STACK:  # groups are read while tracing; handlers of the user's
         return None
@@ -141,21 +141,21 @@ def _probe(problem: Problem) -> Probe:
 
 
 def _densities(problem: Problem, vectors: Tensor, rows: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor] = problem.vmap(problem.log_parts, (0, None))(vectors, rows)
-    return found
+    values: tuple[Tensor, Tensor] = problem.vmap(problem.log_parts, (0, None))(vectors, rows)
+    return values
 
 
 def _has_probe_values(problem: Problem, probe: Probe) -> bool:
-    found = _densities(problem, probe.vectors, probe.rows)
-    return all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(found, probe.values, strict=True))
+    values = _densities(problem, probe.vectors, probe.rows)
+    return all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(values, probe.values, strict=True))
 
 
 def is_own_step(function: Callable[..., Any]) -> bool:
-    """Whether a step is this package's own, with settings that are values: it cannot change in a process."""
-    of = getattr(function, "__self__", None)
-    plain = getattr(function, "__func__", function)
-    ours = _is_ours(plain) and "<locals>" not in getattr(plain, "__qualname__", "<locals>")
-    return ours and (of is None or _is_value(of))
+    """Whether a step belongs to this package and its settings are values, so that it cannot change in a process."""
+    owner = getattr(function, "__self__", None)
+    function_of_step = getattr(function, "__func__", function)
+    is_ours = _is_ours(function_of_step) and "<locals>" not in getattr(function_of_step, "__qualname__", "<locals>")
+    return is_ours and (owner is None or _is_value(owner))
 
 
 def _is_ours(value: Any) -> bool:
@@ -163,7 +163,7 @@ def _is_ours(value: Any) -> bool:
 
 
 def _is_value(value: Any) -> bool:
-    """Whether a setting is a value, or a setting of this package made of values."""
+    """Whether a setting is a value, or an object of this package that consists of values."""
     if type(value) in PLAIN or isinstance(value, TORCH_PLAIN):
         return True
     if type(value) in (tuple, frozenset):
@@ -172,7 +172,7 @@ def _is_value(value: Any) -> bool:
         return is_own_step(value)
     if isinstance(value, type):
         return _is_ours(value) or value.__module__.partition(".")[0] in ("pyro", "torch")
-    if getattr(value, "is_traced", False):  # it is kept beside the steps that are made of it
+    if getattr(value, "is_traced", False):  # stored with the steps that use it
         return True
     return (
         _is_ours(type(value))
@@ -182,21 +182,21 @@ def _is_value(value: Any) -> bool:
 
 
 def with_known_structure(problem: Problem, mode: str) -> Problem:
-    """The problem with all that this process knows of its model, also from the rows of another federation.
+    """The problem with the entry of this process for its model, also from another federation.
 
-    Where nothing is traced, no trace can be out of date: facts about the model are all that is taken over.
+    Without tracing, no trace can be out of date: only facts about the model are reused.
     """
-    kept, common = problem.compiler, None
-    if kept.level == "off":
+    compiler, common = problem.compiler, None
+    if compiler.level == "off":
         common = common_of(problem) if LEVELS.get(mode) == "off" else with_process_cache(problem)
-    return replace(problem, compiler=replace(kept, common=common))
+    return replace(problem, compiler=replace(compiler, common=common))
 
 
 def compile_problem(problem: Problem, mode: str, rounds: int, progress: bool, seconds: float | None = None) -> Problem:
-    """The problem as a run compiles it; compiled steps, and the level that works, are kept for the next run."""
-    known = problem if problem.compiler.common is not None else with_known_structure(problem, mode)
-    kept, common = known.compiler, known.compiler.common
-    levels = kept.levels if common is None else common.levels
+    """The problem with the compiler of a run; compiled steps, and the level that works, are stored for the next run."""
+    known_problem = problem if problem.compiler.common is not None else with_known_structure(problem, mode)
+    compiler, common = known_problem.compiler, known_problem.compiler.common
+    levels = compiler.levels if common is None else common.levels
     if mode not in levels:
         particles, clients = trial(problem)
 
@@ -206,15 +206,15 @@ def compile_problem(problem: Problem, mode: str, rounds: int, progress: bool, se
 
         def scores(z: Tensor, *rows: Tensor) -> Tensor:
             """Scores mapped as in a step: over the particles of each client, and over the clients."""
-            found: Tensor = vmap(lambda one: vmap(grad(log_density), (0, None))(z, one))(rows)
-            return found
+            mapped_scores: Tensor = vmap(lambda one: vmap(grad(log_density), (0, None))(z, one))(rows)
+            return mapped_scores
 
         example = (particles, *clients)
-        if mode == "auto":  # whether it can be traced is seen once anything is
+        if mode == "auto":  # the first trace shows whether the model can be traced
             level = "trace" if maps(scores, example) else "loop"
         else:
             level = choose_level(mode, scores, example)
-        if level != LEVELS[mode]:  # with a warning, which the next run gives again
-            return replace(problem, compiler=kept.at(mode, level, rounds, None, seconds), progress=progress)
+        if level != LEVELS[mode]:  # with a warning, which the next run repeats
+            return replace(problem, compiler=compiler.at(mode, level, rounds, None, seconds), progress=progress)
         levels[mode] = level
-    return replace(problem, compiler=kept.at(mode, levels[mode], rounds, common, seconds), progress=progress)
+    return replace(problem, compiler=compiler.at(mode, levels[mode], rounds, common, seconds), progress=progress)

@@ -1,7 +1,6 @@
-"""The operations of a function recorded as it runs: a graph of torch's own operations, below `vmap` and `grad`.
+"""Recording of the operations of a running function: a graph of torch's own operations, below `vmap` and `grad`.
 
-It does what `make_fx` does, for existing tensors and fixed shapes: without symbols and fake tensors it takes a
-fifth of the time.
+This replaces `make_fx` for existing tensors and fixed shapes, in a fifth of the time, without symbols and fake tensors.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ from pyro_fed.conventions.resources import tick
 
 aten = torch.ops.aten
 
-#: What constants are called, with their number.
+#: Prefixes of the names of constants, before their number.
 TENSOR, PARAMETER = "_tensor_constant", "_param_constant"
-#: Operations that take no numbers from their tensors, but a shape, a dtype and a device.
+#: Operations that use only the shape, dtype and device of their tensors.
 LIKE = frozenset(
     (
         *(aten.zeros_like.default, aten.ones_like.default, aten.full_like.default),
         *(aten.new_zeros.default, aten.new_ones.default, aten.new_full.default),
     )
 )
-#: Tensors of other classes have an answer of their own to an operation, which is what is recorded.
+#: Classes of tensors whose operations are recorded directly; other classes override them.
 PLAIN = (Tensor, torch.nn.Parameter)
 
 
 class _Value(NamedTuple):
-    """A tensor's node, and its value if that does not depend on any input: `torch.tensor(2.0)`."""
+    """A tensor's node, and its value if it does not depend on an input: `torch.tensor(2.0)`."""
 
     node: fx.Node
     constant: Tensor | None = None
@@ -44,8 +43,8 @@ class _Value(NamedTuple):
 class Recorder(TorchDispatchMode):
     """Runs operations, and adds them to a graph, whose nodes describe their values in `meta["tensor_meta"]`.
 
-    A tensor that no operation here has made becomes a constant of the graph, in `root`. `known` nodes depend on no
-    input, as long as nothing writes over them.
+    A tensor that no recorded operation has made becomes a constant of the graph, in `root`. `known` nodes do not depend
+    on an input, unless an operation overwrites them.
     """
 
     def __init__(self) -> None:
@@ -57,7 +56,7 @@ class Recorder(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Dynamo is never on here: operations are faster without this check."""
+        """False: Dynamo is never active here, and operations are faster without this check."""
         return False
 
     def input(self, number: int, leaf: Tensor) -> None:
@@ -65,7 +64,7 @@ class Recorder(TorchDispatchMode):
         self._note(leaf, self.graph.placeholder(f"arg{number}_1"), None)
 
     def node_of(self, tensor: Tensor) -> fx.Node:
-        """The node of a tensor that was made here, or of a constant."""
+        """The node of a recorded tensor or of a constant."""
         return self._value_of(tensor).node
 
     def __torch_dispatch__(
@@ -80,14 +79,14 @@ class Recorder(TorchDispatchMode):
             return NotImplemented
         if _is_composite(func) and not _has_kernel(func, tensors):
             with self:
-                made = func.decompose(*args, **kwargs)
-            if made is not NotImplemented:
-                return made
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
         if func is aten.is_nonzero.default:
             with self:
                 return (args[0] != 0).item()
         if func is aten.log_sigmoid_backward.default and args[0].shape != args[1].shape:
-            with self:  # it makes its result as large as its first argument, and says so whenever that is too small
+            with self:  # torch allocates the result in the shape of the first argument, and warns if it is too small
                 args = (args[0].expand(torch.broadcast_shapes(args[0].shape, args[1].shape)), *args[1:])
             tensors = list(_tensors((args, kwargs)))
         values = [self._value_of(tensor) for tensor in tensors]
@@ -96,34 +95,34 @@ class Recorder(TorchDispatchMode):
         if torch.Tag.data_dependent_output in func.tags:
             if not all_constant:
                 raise RuntimeError(
-                    f"the value of a tensor is asked for while the step is traced ({func}): an `if` or `float(...)` "
-                    "of what depends on its inputs has no place in a graph"
+                    f"the value of a tensor is read while the step is traced ({func}): an `if` or `float(...)` "
+                    "of a value that depends on its inputs cannot be part of a graph"
                 )
             args, kwargs = _replace_tensors(constants, args, kwargs)
             return func(*args, **kwargs)
-        if func is aten.lift_fresh.default:  # what follows may write into it: not into the constant
+        if func is aten.lift_fresh.default:  # later operations may write into the result, not into the constant
             func = aten.lift_fresh_copy.default
         name = self.graph._target_to_str(func.overloadpacket.__name__)
         inputs = _replace_tensors([value.node for value in values], args, kwargs)
         node = self.graph.create_node("call_function", func, *inputs, name=name)
-        made = func(*args, **kwargs)
-        if isinstance(made, Tensor) and self._is_known(func, node):
-            self.known[node] = made.device  # not itself: autograd adds into what nobody else holds
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor) and self._is_known(func, node):
+            self.known[node] = result.device  # not the tensor: autograd adds into tensors without another reference
         constant = None
         if func is aten.lift_fresh_copy.default:
-            constant = args[0].clone() if made.numel() <= 1 else None
+            constant = args[0].clone() if result.numel() <= 1 else None
         elif (
             all_constant
             and torch.Tag.nondeterministic_seeded not in func.tags
-            and all(tensor.numel() <= 1 for tensor in _tensors(made))
+            and all(tensor.numel() <= 1 for tensor in _tensors(result))
         ):
             args, kwargs = _replace_tensors(constants, args, kwargs)
             constant = func(*args, **kwargs)
-        self._note(made, node, constant)
-        return made
+        self._note(result, node, constant)
+        return result
 
     def _is_known(self, func: Any, node: fx.Node) -> bool:
-        """Whether the result of an operation depends on no input, and on no random numbers."""
+        """Whether the result of an operation does not depend on inputs or random numbers."""
         if torch.Tag.nondeterministic_seeded in func.tags or func._schema.is_mutable:
             return False
         return func in LIKE or all(one.op == "get_attr" or one in self.known for one in node.all_input_nodes)
@@ -151,7 +150,7 @@ class Recorder(TorchDispatchMode):
 
 
 def record(function: Callable[..., Any], leaves: Sequence[Tensor]) -> Recorder:
-    """The operations of a function of flat leaves, in order; no two leaves may be the same object."""
+    """The operations of a function of flat leaves, in order; all leaves must be different objects."""
     recorder = Recorder()
     for number, leaf in enumerate(leaves):
         recorder.input(number, leaf)
@@ -176,7 +175,7 @@ def _tensors(args: Any) -> Iterator[Tensor]:
 def _replace_tensors(
     parts: Iterable[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of an operation with its tensors replaced by these parts, in turn."""
+    """The arguments of an operation with its tensors replaced by `parts`, in order."""
     rest = iter(parts)
     return _map_tensors(tuple(args), lambda _: next(rest)), _map_tensors(dict(kwargs), lambda _: next(rest))
 
@@ -192,19 +191,19 @@ def _map_tensors(args: Any, to: Callable[[Tensor], Any]) -> Any:
     return args
 
 
-#: Whether an operation is written in terms of others, found once.
+#: Whether an operation is composed of others, by operation.
 _COMPOSITE: dict[OpOverload, bool] = {}
 
 
 def _is_composite(func: Any) -> bool:
-    found = _COMPOSITE.get(func)
-    if found is None:
-        found = _COMPOSITE[func] = isinstance(func, OpOverload) and func._can_decompose()
-    return found
+    composite = _COMPOSITE.get(func)
+    if composite is None:
+        composite = _COMPOSITE[func] = isinstance(func, OpOverload) and func._can_decompose()
+    return composite
 
 
 def _has_kernel(func: Any, tensors: list[Tensor]) -> bool:
-    """Whether a composite operation has a kernel of its own on its tensors' device, which autograd would have kept."""
+    """Whether a composite operation has its own kernel on its tensors' device, as autograd would record it."""
     if not tensors:
         return False
     key = torch._C._parse_dispatch_key(torch._C._dispatch_key_for_device(tensors[0].device.type))

@@ -1,22 +1,21 @@
-"""A traced step in fewer operations: what mapping and differentiating leave behind, as one operation.
+"""Simplification of traced steps: patterns from mapping and differentiation are replaced by fewer operations.
 
-    the gradient of a flat vector's parts, z[a:b], each laid into zeros of the whole, and these added
-                                                →  the parts one after another
+    the sum of gradients of a flat vector's parts, z[a:b], each padded with zeros
+                                                →  the concatenated parts
     x - logsumexp(x)                            →  log_softmax(x), one kernel for six
-    x ** 1                                      →  x, of the gradient of a square
+    x ** 1                                      →  x, in the gradient of a square
 
-The first and the last give the same numbers; the second may change last bits, so that it is left alone in a step that
-may have been run by vmap before it was traced: the same seed gives the same answer, whatever has run. A network's step
-had 7 to 9 operations of the first kind, whose zeros are as long as its parameters, of some 110, and a sixth of its
-time was the second.
+The first and the last are exact. The second may change last bits, so that it is not applied to a step that may have
+been run by vmap before: the same seed gives the same results in any process. In a network's step 7 to 9 of about 110
+operations were of the first kind, with zeros of the length of the parameters, and the second took a sixth of its time.
 
-Mapping a client's rows X over points, and that over clients, copies X for every point. One larger product takes their
-place (`spread_products`), where the rows are read once:
+Mapping a client's rows X over points, and over clients, copies X for every point. One larger product replaces these
+(`spread_products`) and reads the rows once:
 
     X_c w_cs  of (C S, n, k) and (C S, k, h)    →  X_c [w_c1 ... w_cS]  of (C, n, k) and (C, k, S h)
 
-Sums are taken in another order, so that last bits differ: it is done only for copies beyond memory,
-which those of small models are not.
+This changes the order of summation and the last bits, so that it is applied only to copies that do not fit in memory,
+which do not occur in small models.
 """
 
 from __future__ import annotations
@@ -36,19 +35,19 @@ PART = aten.slice_backward.default
 POWER = aten.pow.Tensor_Scalar
 
 
-#: By so much the copy must be larger than those of the other factor and of the product, whose axes change places.
+#: Smallest ratio of the copy's size to the sizes of the other factor and of the product, whose axes are permuted.
 MIN_COPY_RATIO = 2
-#: What `matmul` makes a batch of matrices of, from its end.
+#: Views by which `matmul` flattens a batch of matrices.
 FLAT = frozenset((aten._unsafe_view.default, aten.view.default))
 
 
 def simplify(graph: fx.Graph, busy: set[fx.Node], exact: bool) -> None:
-    """Rewrite a traced graph in fewer operations, in place, without `busy` nodes; `exact` keeps all bits."""
+    """Rewrite a traced graph in fewer operations, in place, except for `busy` nodes; `exact` keeps all bits."""
     for node in reversed(list(graph.nodes)):
         if node.op != "call_function" or node in busy:
             continue
         if node.target is ADD:
-            _join(graph, node, busy)
+            _concatenate_parts(graph, node, busy)
         elif node.target is POWER and _is_itself(node) and node.args[0] not in busy:
             node.replace_all_uses_with(node.args[0])
         elif node.target is aten.sub.Tensor and not exact:
@@ -62,7 +61,7 @@ def looks(node: Any) -> Any:
 
 
 def changes_nothing(node: fx.Node, values: Mapping[fx.Node, Tensor]) -> bool:
-    """Whether a node subtracts zeros from a tensor of its own form, as the density of a prior around zero does."""
+    """Whether a node subtracts zeros from a tensor of its own form, such as in the density of a prior around zero."""
     if node.target is not aten.sub.Tensor or node.kwargs:
         return False
     first, second = _arguments(node)
@@ -74,15 +73,15 @@ def _arguments(node: fx.Node) -> tuple[Any, ...]:
 
 
 def _is_contiguous(node: Any) -> bool:
-    found = looks(node)
-    if found is None:
+    form = looks(node)
+    if form is None:
         return False
-    shape, strides, _ = found
+    shape, strides, _ = form
     return all(size == 1 or strides[at] == prod(shape[at + 1 :]) for at, size in enumerate(shape))
 
 
 def _is_itself(power: fx.Node) -> bool:
-    """Whether a node is x ** 1, of x of its own form; what a step returns is memory of its own."""
+    """Whether a node is x ** 1, of x of its own form; results of a step are excluded, since they need own memory."""
     base, exponent = _arguments(power)
     returned = any(user.op == "output" for user in power.users)
     return bool(exponent == 1 and looks(power) == looks(base) is not None and not returned)
@@ -93,84 +92,84 @@ def _log_softmax(graph: fx.Graph, node: fx.Node) -> None:
     whole, total = _arguments(node)
     if node.kwargs or not isinstance(total, fx.Node) or total.target is not aten.logsumexp.default:
         return
-    given, axes, kept = (*_arguments(total), False)[:3]
-    if given is not whole or len(axes) != 1 or not kept or not _is_contiguous(whole):
+    summand, axes, keepdim = (*_arguments(total), False)[:3]
+    if summand is not whole or len(axes) != 1 or not keepdim or not _is_contiguous(whole):
         return
     with graph.inserting_before(node):
-        made = graph.call_function(aten._log_softmax.default, (whole, axes[0], False))
-    made.meta = dict(node.meta)
-    node.replace_all_uses_with(made)
+        result = graph.call_function(aten._log_softmax.default, (whole, axes[0], False))
+    result.meta = dict(node.meta)
+    node.replace_all_uses_with(result)
 
 
-def _join(graph: fx.Graph, root: fx.Node, busy: set[fx.Node]) -> None:
-    """Rewrite a sum of parts among zeros as these parts one after another, with the other terms added to that."""
+def _concatenate_parts(graph: fx.Graph, root: fx.Node, busy: set[fx.Node]) -> None:
+    """Rewrite a sum of padded parts as their concatenation, plus the other terms."""
     if _is_sum(root) and any(_is_sum(user) and _is_sole_user(root, user) for user in root.users):
-        return  # a part of a larger sum, which comes first
+        return  # a part of a larger sum, which is rewritten instead
     terms = _terms(root)
-    parts, rest = _disjoint([term for term in terms if term.target is PART and term not in busy])
-    others = [term for term in terms if term.target is not PART or term in busy] + rest
+    parts, overlapping = _disjoint([term for term in terms if term.target is PART and term not in busy])
+    others = [term for term in terms if term.target is not PART or term in busy] + overlapping
     if len(parts) < 2:
         return
     with graph.inserting_before(root):
-        made = _in_order(graph, parts)
+        result = _concatenated(graph, parts)
         for term in others:
-            made = graph.call_function(ADD, (made, term))
-            made.meta = dict(root.meta)
-    root.replace_all_uses_with(made)
+            result = graph.call_function(ADD, (result, term))
+            result.meta = dict(root.meta)
+    root.replace_all_uses_with(result)
 
 
 def _is_sum(node: Any) -> bool:
-    """Whether a node adds two tensors of one shape, type and, in memory, order."""
+    """Whether a node adds two tensors of the same shape, dtype and strides."""
     if node.op != "call_function" or node.target is not ADD or node.kwargs or not _is_contiguous(node):
         return False
     return all(looks(one) == looks(node) for one in _arguments(node))
 
 
 def _is_sole_user(term: fx.Node, user: fx.Node) -> bool:
-    """Whether a term has no other user."""
+    """Whether `user` is the only user of a term."""
     return list(term.users) == [user] and _arguments(user).count(term) == 1
 
 
 def _terms(root: fx.Node) -> list[fx.Node]:
-    """The terms of a sum, also by way of other sums; empty if the root is no such sum."""
+    """The terms of a sum and of nested sums; empty if the root is not such a sum."""
     if not _is_sum(root):
         return []
-    found: list[fx.Node] = []
+    terms: list[fx.Node] = []
     for one in _arguments(root):
-        found += _terms(one) if _is_sum(one) and _is_sole_user(one, root) else [one]
-    return found
+        terms += _terms(one) if _is_sum(one) and _is_sole_user(one, root) else [one]
+    return terms
 
 
 def _span(part: fx.Node) -> tuple[int, int]:
-    """The beginning of a part in the whole, and its length."""
+    """The start of a part in the whole, and its length."""
     grad, sizes, dim, start = _arguments(part)[:4]
     return start if start >= 0 else start + sizes[dim], looks(grad)[0][dim]
 
 
 def _disjoint(parts: list[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
-    """Parts of one axis that do not overlap, in order, and the others."""
-    fits = [part for part in parts if part.args[5] == 1 and _is_contiguous(part.args[0]) and len(part.users) == 1]
-    fits = [part for part in fits if part.args[2] == fits[0].args[2]]
-    taken: list[fx.Node] = []
+    """Parts along one axis that do not overlap, in order, and the other parts."""
+    candidates = [part for part in parts if part.args[5] == 1 and _is_contiguous(part.args[0]) and len(part.users) == 1]
+    candidates = [part for part in candidates if part.args[2] == candidates[0].args[2]]
+    disjoint: list[fx.Node] = []
     end = 0
-    for part in sorted(fits, key=_span):
+    for part in sorted(candidates, key=_span):
         begin, length = _span(part)
         if begin >= end and length:
-            taken.append(part)
+            disjoint.append(part)
             end = begin + length
-    return taken, [part for part in parts if part not in taken]
+    return disjoint, [part for part in parts if part not in disjoint]
 
 
-def _in_order(graph: fx.Graph, parts: list[fx.Node]) -> fx.Node:
-    """Parts, with zeros between them, one after another."""
-    first, sizes, dim = _arguments(parts[0])[:3]
+def _concatenated(graph: fx.Graph, parts: list[fx.Node]) -> fx.Node:
+    """The concatenation of parts with zeros between them."""
+    like, sizes, dim = _arguments(parts[0])[:3]
     pieces: list[fx.Node] = []
     end = 0
 
     def zeros(length: int) -> None:
         if length:
             shape = [*sizes[:dim], length, *sizes[dim + 1 :]]
-            pieces.append(graph.call_function(aten.new_zeros.default, (first, shape)))
+            pieces.append(graph.call_function(aten.new_zeros.default, (like, shape)))
 
     for part in parts:
         begin, length = _span(part)
@@ -180,26 +179,26 @@ def _in_order(graph: fx.Graph, parts: list[fx.Node]) -> fx.Node:
     zeros(sizes[dim] - end)
     if len(pieces) == 1:
         return pieces[0]
-    made = graph.call_function(aten.cat.default, (pieces, dim))
-    made.meta = dict(parts[0].meta)
-    return made
+    result = graph.call_function(aten.cat.default, (pieces, dim))
+    result.meta = dict(parts[0].meta)
+    return result
 
 
 def spread_products(graph: fx.Graph) -> None:
-    """Multiply once what is the same over a batch; the traced graph is changed in place."""
+    """Replace batched products with a common factor by one product, in place."""
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target is not aten.bmm.default:
             continue
         first, second = (cast(fx.Node, one) for one in node.args)
-        same, other = _copy_source(first), _copy_source(second)
-        made = None
+        first_source, second_source = _copy_source(first), _copy_source(second)
+        product = None
         with graph.inserting_before(node):
-            if same is not None and other is None:
-                made = _of_first(graph, same, second)
-            elif other is not None and same is None:
-                made = _of_second(graph, first, other)
-        if made is not None:
-            node.replace_all_uses_with(made)
+            if first_source is not None and second_source is None:
+                product = _product_of_first(graph, first_source, second)
+            elif second_source is not None and first_source is None:
+                product = _product_of_second(graph, first, second_source)
+        if product is not None:
+            node.replace_all_uses_with(product)
             graph.erase_node(node)
 
 
@@ -208,7 +207,7 @@ def _shape(node: fx.Node) -> tuple[int, ...]:
 
 
 def _copy_source(node: Any) -> fx.Node | None:
-    """The expanded tensor (C, S, n, k) of which a large batch (C S, n, k) is a copy, the same over S."""
+    """The expanded tensor (C, S, n, k), constant over S, of which a large batch (C S, n, k) is a copy."""
     if not isinstance(node, fx.Node) or node.target not in FLAT or "tensor_meta" not in node.meta:
         return None
     copy: Any = node.args[0]
@@ -222,28 +221,28 @@ def _copy_source(node: Any) -> fx.Node | None:
     return cast(fx.Node, spread) if fits else None
 
 
-def _of_first(graph: Any, same: fx.Node, other: fx.Node) -> fx.Node | None:
-    """X_c times all of (C S, k, h) next to one another: (C S, n, h)."""
+def _product_of_first(graph: Any, same: fx.Node, other: fx.Node) -> fx.Node | None:
+    """X_c times the horizontally concatenated matrices of (C S, k, h): (C S, n, h)."""
     (clients, count, rows, inner), width = _shape(same), _shape(other)[2]
     if MIN_COPY_RATIO * width > min(rows, inner):
         return None
     parts = graph.call_function(aten.reshape.default, (other, [clients, count, inner, width]))
-    beside = graph.call_function(aten.permute.default, (parts, [0, 2, 1, 3]))
-    flat = graph.call_function(aten.reshape.default, (beside, [clients, inner, count * width]))
+    side_by_side = graph.call_function(aten.permute.default, (parts, [0, 2, 1, 3]))
+    flat = graph.call_function(aten.reshape.default, (side_by_side, [clients, inner, count * width]))
     product = graph.call_function(aten.bmm.default, (_first_copy(graph, same), flat))
-    apart = graph.call_function(aten.reshape.default, (product, [clients, rows, count, width]))
-    back = graph.call_function(aten.permute.default, (apart, [0, 2, 1, 3]))
-    made: fx.Node = graph.call_function(aten.reshape.default, (back, [clients * count, rows, width]))
-    return made
+    by_point = graph.call_function(aten.reshape.default, (product, [clients, rows, count, width]))
+    permuted = graph.call_function(aten.permute.default, (by_point, [0, 2, 1, 3]))
+    result: fx.Node = graph.call_function(aten.reshape.default, (permuted, [clients * count, rows, width]))
+    return result
 
 
-def _of_second(graph: Any, other: fx.Node, same: fx.Node) -> fx.Node | None:
-    """All of (C S, n, k) below one another, times (k, h) of each client: (C S, n, h)."""
+def _product_of_second(graph: Any, other: fx.Node, same: fx.Node) -> fx.Node | None:
+    """The vertically concatenated matrices of (C S, n, k), times (k, h) of each client: (C S, n, h)."""
     (clients, count, inner, width), rows = _shape(same), _shape(other)[1]
     flat = graph.call_function(aten.reshape.default, (other, [clients, count * rows, inner]))
     product = graph.call_function(aten.bmm.default, (flat, _first_copy(graph, same)))
-    made: fx.Node = graph.call_function(aten.reshape.default, (product, [clients * count, rows, width]))
-    return made
+    result: fx.Node = graph.call_function(aten.reshape.default, (product, [clients * count, rows, width]))
+    return result
 
 
 def _first_copy(graph: Any, same: fx.Node) -> fx.Node:

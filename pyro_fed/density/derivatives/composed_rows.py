@@ -1,12 +1,12 @@
 """Derivatives of rows whose predictors are linear in numbers that all rows share, w = φ(z), see `compiling.composed`.
 
-Sums over rows are taken in w, at each point by one product of matrices; φ's derivatives are taken once a point,
+Sums over rows are computed in w, by one matrix product at each point; derivatives of φ are computed once per point,
 
     E_q[∇ log p] = E[J's],     E_q[∇² log p] = E[J'H J + Σ_j s_j ∇²φ_j]
 
-Where rows are many their log-likelihood is nearly a parabola in w over all that q reaches, although it is none in z.
-Score and curvature are taken at the mean of w and at pairs of nodes around it; where both differ by little, the
-parabola stands for the rows at all z,
+For many rows the log-likelihood is nearly a parabola in w over the range of q, although it is not one in z. Score and
+curvature are computed at the mean of w and at pairs of nodes around it. If they differ by little, the parabola replaces
+the rows at all z,
 
     s(w) ≈ E[s] - C (w - E w),     H ≈ -C,     C = E[-H]
 """
@@ -31,7 +31,8 @@ from pyro_fed.ops.batched import Moments
 from pyro_fed.ops.gaussian import FullGaussian
 from pyro_fed.ops.memory import count_in_cache
 
-#: As a part of their variances, noise by which numbers that say the same, as a scale and its logarithm, are told apart.
+#: Relative variance of noise that makes the covariance of dependent numbers, such as a scale and its logarithm,
+#: regular.
 COVARIANCE_JITTER = 1e-3
 
 
@@ -58,7 +59,7 @@ class Through:
 
 
 def shares(problem: Problem) -> bool:
-    """Whether the model's rows are so, found once."""
+    """Whether the model's rows have this structure; computed once."""
     return composed_structure(problem, CHECK_ROWS) is not None
 
 
@@ -94,7 +95,7 @@ def means_at(problem: Problem, points: Tensor, batch: Batch) -> Moments | None:
 
 
 def means_of_parabola(problem: Problem, points: Tensor, batch: Batch, share: Tensor) -> tuple[Moments, Tensor] | None:
-    """`means_at` of rows taken as parabolas in w, and for which clients they may be; `share` (C,) is of all rows."""
+    """`means_at` by parabolas in w, and for which clients these are accurate; `share` (C,) is that of all rows."""
     found = composed_structure(problem, CHECK_ROWS)
     if found is None:
         return None

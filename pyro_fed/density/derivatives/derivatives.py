@@ -1,25 +1,25 @@
-"""Value, score and curvature of log densities, averaged over points: what Gaussian sites are made of.
+"""Value, score and curvature of log densities, averaged over points, for Gaussian sites.
 
     E_q[f],   E_q[∇f],   E_q[-∇²f]      with q's expectation as a mean over given points
 
 at C clients at once, in float64 sums. The curvature is the negative Hessian (`"hessian"`, by reverse mode over
-reverse mode), or the Fisher information of the likelihood (`"fisher"`). `structure` "diag" keeps the diagonal alone.
+reverse mode), or the Fisher information of the likelihood (`"fisher"`). `structure` "diag" computes only the diagonal.
 
-Points at which a density or a derivative is not finite, beyond an edge of where it is defined, are left out, and the
-logarithm of the others' share is part of the value: with it E_q[f] + H(q) is a bound of what q has within that edge.
+Points at which a density or a derivative is not finite, beyond an edge of its domain, are left out, and the logarithm
+of the share of the other points is added to the value: E_q[f] + H(q) is then a bound for q restricted to the domain.
 
-A row's curvature costs as many gradients as there are parameters, or values of its observation. Where all rows at all
-points would be more than `MAX_CURVATURE_NUMBERS`, value and score are taken so, and the curvature of each row at its
-own share of the points,
+A row's curvature costs as many gradients as there are parameters, or values of its observation. If all rows at all
+points exceed `MAX_CURVATURE_NUMBERS`, value and score use all points, and the curvature of each row uses its own share
+of the points,
 
     E_q[-∇² log p] ≈ Σ_b Σ_(rows i ≡ b mod B) 1/s Σ_(points of share b) -∇² log p_i        B shares of s points
 
-so that what so few points miss of a row's curvature has another sign in the next row. It is exact where the curvature
-is constant. Models with linear predictors are cheap enough, and have all of it. A network's curvature, from
-`NETWORK_NUMBERS` on, is taken in its first layer's units and in the parameters behind them.
+so that errors of different rows cancel. This is exact for a constant curvature. Models with linear predictors are cheap
+and use all points. From `NETWORK_NUMBERS` on, a network's curvature is computed in the units of its first layer and in
+the parameters after it.
 
-Where rows' scores jump, and there are no linear predictors, curvatures at points say nothing. With m and S the points'
-mean and covariance that of the scores is taken, without noise where a score is linear:
+If rows' scores jump and there are no linear predictors, curvatures at points are not informative. With the points' mean
+m and covariance S the curvature follows from scores, without noise for a linear score:
 
     E_q[-∇² f] = -E_q[∇f (z - m)'] S⁻¹                                              (Price's theorem)
 """
@@ -93,7 +93,7 @@ class Derivatives:
     kind: Kind
 
     def exact(self, dim: int) -> Derivatives:
-        """The same with full Hessians, where there are few enough parameters for these."""
+        """These derivatives with full Hessians if the number of parameters allows."""
         return replace(self, structure="full") if dim <= FULL_DIM and self.kind == "hessian" else self
 
     def of_likelihood(self, problem: Problem, points: Tensor, batch: Batch) -> Moments:
@@ -102,7 +102,7 @@ class Derivatives:
         return from_modes(problem, points.transpose(0, 1), batch, compute, where_settled)
 
     def _of_likelihood(self, problem: Problem, points: Tensor, batch: Batch) -> Moments:
-        """`of_likelihood` by ascents to the modes of rows' latents that begin where the batch says."""
+        """`of_likelihood` with the starts of mode searches in the batch."""
         if self.kind == "hessian" and len(points) > 1 and problem.traits.non_smooth_rows:
             return self._by_scores(problem, points, batch)
         if self.kind == "hessian":
@@ -124,7 +124,7 @@ class Derivatives:
         return self._at_many(problem, points, batch)
 
     def _by_shared(self, problem: Problem, points: Tensor, batch: Batch) -> Moments:
-        """`of_likelihood` of rows with linear predictors in numbers that they share; at few points where these do."""
+        """`of_likelihood` of rows with linear predictors in shared numbers; at few points if these suffice."""
 
         def means(some: Tensor) -> Moments:
             found = means_at(problem, some, batch)
@@ -158,7 +158,7 @@ class Derivatives:
         return Moments(value, score, -(slope + slope.mT) / 2)
 
     def _scores_step(self, problem: Problem, total: Moments, batch: Batch, block: Tensor) -> tuple[Moments, Any]:
-        """Sums over a block of points of value, score, and the product of a point's place and its score."""
+        """Sums over a block of points of value, score, and the product of the centred point and its score."""
 
         def log_lik(z: Tensor) -> Tensor:
             return problem.log_lik(z, batch)
@@ -170,14 +170,14 @@ class Derivatives:
         return Moments(total.value + value.double().sum(0), total.score + score.sum(0), total.curvature + product), ()
 
     def _at_many(self, problem: Problem, points: Tensor, batch: Batch) -> Moments:
-        """`of_likelihood` where rows may have their curvatures at a share of the points."""
+        """`of_likelihood` with curvatures of rows at all points or at a share of the points."""
         shares = self.shares(problem, len(points), batch)
         if shares == 1 and not self._has_units(problem, len(points), batch):
             return self._at_all(problem, points, batch)
         return self._in_shares(problem, points, batch, shares)
 
     def _in_shares(self, problem: Problem, points: Tensor, batch: Batch, shares: int) -> Moments:
-        """Value and score of every row at every point, its curvature at its share of them."""
+        """Value and score of every row at every point, and its curvature at its share of the points."""
         blocks = in_blocks(points, count_of_densities(points.shape[1] * batch.width() * problem.num_nodes))
         zero = torch.zeros(points.shape[1], dtype=torch.float64, device=points.device)
         carry = (zero, zero.new_zeros(points.shape[1:]))
@@ -186,7 +186,7 @@ class Derivatives:
         return Moments(value, score, self._shared_curvature(problem, points, batch, shares))
 
     def _at_all(self, problem: Problem, points: Tensor, batch: Batch) -> Moments:
-        """`of_likelihood` where every row has its derivatives at every point."""
+        """`of_likelihood` with derivatives of every row at every point."""
         width = points.shape[-1] if self.kind == "hessian" else 1
         blocks = in_blocks(points, count_in_memory(points.shape[1] * batch.width() * width * problem.num_nodes))
         step = self._likelihood_step
@@ -196,24 +196,24 @@ class Derivatives:
         return self._mean(problem, step, blocks, batch, BATCHES, len(points))
 
     def _may_be_straight(self, problem: Problem, count: int, batch: Batch) -> bool:
-        """Whether so many rows a parameter make it likely that few points do, at a fraction of the cost."""
+        """Whether there are enough rows per parameter that a few points may suffice, at a fraction of the cost."""
         if self.structure != "full" or self.kind != "hessian" or self._in_groups(batch):
             return False
         many = problem.num_rows >= MANY_ROWS_A_PARAMETER * problem.dim and 1 + 2 * problem.dim <= count // 2
         return many and self._numbers(problem, count) > self._max_rowwise_numbers(problem)
 
     def _in_groups(self, batch: Batch) -> bool:
-        """Whether rows are those of groups, which have no shape of their own."""
+        """Whether rows are groups of nested rows, without a common shape."""
         return not all(isinstance(leaf, Tensor) for leaf in batch.rows)
 
     def _max_rowwise_numbers(self, problem: Problem) -> int:
-        """Numbers up to which every row has its derivatives at every point."""
+        """Largest number of numbers for derivatives of every row at every point."""
         if problem.local_dim:
             return MAX_INTEGRATED_NUMBERS
         return MAX_CURVATURE_NUMBERS // LAYERED_DIVISOR if problem.traits.layers else MAX_CURVATURE_NUMBERS
 
     def shares(self, problem: Problem, count: int, batch: Batch) -> int:
-        """Into how many shares the points are cut, of which a row has one for its curvature; a power of two."""
+        """Number of shares of the points, a power of two; a row's curvature uses one share."""
         if self._in_groups(batch):
             return 1
         numbers, most = self._numbers(problem, count), self._max_rowwise_numbers(problem)
@@ -230,7 +230,7 @@ class Derivatives:
         return numbers * (problem.dim if self.kind == "hessian" else problem.traits.observed_values)
 
     def _has_units(self, problem: Problem, count: int, batch: Batch) -> bool:
-        """Whether rows are those of a network, and so much work that its structure saves more than it takes to find."""
+        """Whether rows are those of a network, and so costly that a search for its structure pays."""
         if self.structure != "full" or self.kind != "hessian" or self._numbers(problem, count) <= NETWORK_NUMBERS:
             return False
         if self._in_groups(batch) or problem.traits.linear_predictors:
@@ -274,8 +274,8 @@ class Derivatives:
     def under(self, problem: Problem, mean: Tensor, root: Tensor | None, data: ClientData | Batch) -> Moments | None:
         """Means under N(mean, R R') of C clients' log-likelihoods by the structure of their rows, see `rowwise`.
 
-        A root of None takes derivatives at the mean. None where rows have no such structure. Beyond an edge of where a
-        row's density is defined they are not finite: `finite_or` takes those over points in place of them.
+        Derivatives are at the mean if the root is None. None if rows have no such structure. Beyond an edge of a
+        row's domain they are not finite: `finite_or` then uses derivatives over points.
         """
         full = self.structure == "full" and self.kind == "hessian"
         return expected_sums(problem, mean, root, data) if full else None
@@ -339,8 +339,8 @@ class Derivatives:
 
 
 def _site_by_site(problem: Problem, signs: Tensor) -> Tensor:
-    """Signs (D,) one latent site at a time, (sites, D), zero elsewhere."""
-    # Of all sites at once a weight's diagonal entry would have those between it and its scale in it.
+    """Signs (sites, D) of one latent site each, zero elsewhere, from signs (D,)."""
+    # With all sites at once, a weight's diagonal entry would include entries between the weight and its scale.
     sizes = torch.tensor([site.size for site in problem.sites.values()], device=signs.device)
     site = torch.repeat_interleave(torch.arange(len(sizes), device=signs.device), sizes)
     return signs * (site == torch.arange(len(sizes), device=signs.device).unsqueeze(-1)).to(signs)

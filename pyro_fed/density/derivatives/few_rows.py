@@ -1,15 +1,15 @@
-"""Log-likelihoods at many draws by few rows of each client, where what these miss is known.
+"""Log-likelihoods at many draws by a few rows of each client, with a quadratic correction (control variate).
 
     log p_k(z) = n_k/b_k Σ_{i ∈ B_k} log p_i(z) + c_k(z),     c_k(z) ≈ level + a'w - w'E w / 2,     w = z - m
 
-c_k is what b_k rows, picked at random from slices of the client's rows, miss of all n_k. Around the draws' mean m it is
-nearly a parabola where rows are many: value, score and curvature there, of all rows and of the few, give it. The rest
-is of third order, and is compared with all rows at some of the draws. Where it differs by more than `SAME_NATS` (and,
-farther out than half of the draws, by more than that grown as terms of third order grow), four times as many rows are
-taken, and all of them where a quarter does not agree.
+c_k is the difference between all n_k rows and b_k rows, a random one from each of equal slices. For many rows it is
+nearly a parabola around the draws' mean m, given by value, score and curvature of all rows and of the few rows at m.
+The remainder is of third order, and is compared with all rows at some of the draws. If it exceeds `SAME_NATS` (beyond
+the median distance of the draws, with the growth of third-order terms), four times as many rows are used, and all rows
+if a quarter does not suffice.
 
 Source: control variates of Taylor's form, Bardenet, Doucet & Holmes (2017), *On Markov chain Monte Carlo methods for
-tall data*, Section 6. The audit uses the same in `audit.target`, of all clients' rows together.
+tall data*, Section 6. `audit.target` uses the same method for the rows of all clients together.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ROWS_A_PARAMETER, MORE_ROWS = 50, 4
 
 
 class Quadratic(NamedTuple):
-    """What few rows miss of all rows' log density: level (...), slope a (..., D), curvature E (..., D, D)."""
+    """The difference between all rows and a few rows: level (...), slope a (..., D), curvature E (..., D, D)."""
 
     level: Tensor
     slope: Tensor
@@ -58,7 +58,7 @@ class Quadratic(NamedTuple):
 
 
 def row_numbers(dim: int, num_rows: int, divisor: int = 1) -> Iterator[int]:
-    """Numbers of rows that are tried in the place of all, up to a quarter; `divisor` as for `first_row_count`."""
+    """Numbers of rows to try instead of all rows, up to a quarter; `divisor` as for `first_row_count`."""
     count = first_row_count(dim, divisor)
     while count * MORE_ROWS <= num_rows:
         yield count
@@ -66,7 +66,7 @@ def row_numbers(dim: int, num_rows: int, divisor: int = 1) -> Iterator[int]:
 
 
 def log_likelihoods_at(problem: Problem, draws: Tensor, data: ClientData) -> Tensor:
-    """Log-likelihoods (C, S) of C clients at draws of their own (C, S, D), by few rows where these are found to do."""
+    """Log-likelihoods (C, S) of C clients at their own draws (C, S, D), by a few rows if these are accurate."""
     probes = evenly(draws.shape[1], NUM_DRAWS)
     if not _worth_a_try(problem, draws):
         return clients_log_likelihoods(problem, draws, data)
@@ -86,37 +86,37 @@ def log_likelihoods_at(problem: Problem, draws: Tensor, data: ClientData) -> Ten
 
 
 def first_row_count(dim: int, divisor: int = 1) -> int:
-    """How many rows stand for all at first; `divisor` is of the number that any model takes at least."""
+    """The first number of rows to try; `divisor` reduces the minimum for all models."""
     return max(TRIED_ROWS // divisor, ROWS_A_PARAMETER * dim)
 
 
 def fewer_rows(num_rows: int) -> int:
-    """How many rows stand for so many: a quarter."""
+    """The largest number of rows that replaces all rows: a quarter."""
     return num_rows // MORE_ROWS
 
 
 def has_many_rows(traits: Traits) -> bool:
-    """Whether rows are so many that some may stand for all, and rows in tensors, of which some can be taken."""
+    """Whether there are enough rows, in tensors, that a few may replace all."""
     many = traits.num_rows >= max(MANY_ROWS_A_PARAMETER * traits.dim, MORE_ROWS * first_row_count(traits.dim))
     return many and traits.rows_in_tensors
 
 
 def few_rows_findings(problem: Problem, count: int | None) -> list[Finding]:
-    """What to say of an answer whose rounds took `count` rows of all clients; nothing where it is all of them."""
+    """A finding on a result whose rounds used `count` rows of all clients; none if these are all rows."""
     if count is None or count >= problem.num_rows:
         return []
     return [sentences.some_rows_alone(few_rows=count, rows=problem.num_rows)]
 
 
 def _worth_a_try(problem: Problem, draws: Tensor) -> bool:
-    """Whether rows are many, have a shape of their own and are not looped over."""
-    # Of more parameters second derivatives cost more than they save.
+    """Whether there are many rows, in tensors, of a model that can be mapped."""
+    # For more parameters second derivatives cost more than they save.
     many = has_many_rows(problem.traits) and problem.dim <= FULL_DIM
     return many and not problem.looped and draws.shape[1] > NUM_DRAWS + 2 * problem.dim
 
 
 def _likelihoods_by_few(problem: Problem, draws: Tensor, few: ClientData, times: Tensor, at_mean: Moments) -> Tensor:
-    """By some rows of each client, and what these miss to second order."""
+    """Log-likelihoods by a few rows of each client, with the correction to second order."""
     mean = _mean(draws)
     some = (with_trailing_axes(times, part) * part for part in likelihoods_at(problem, mean, few))
     missed = Quadratic(*(whole - part for whole, part in zip(at_mean, some, strict=True)))
@@ -138,7 +138,7 @@ def pick_rows(problem: Problem, data: ClientData, count: int) -> tuple[ClientDat
 
 
 def _third_order_growth(draws: Tensor, probes: Tensor) -> Tensor:
-    """How much larger a term of third order is at some draws than at the median one, at least one: (C, probes)."""
+    """Ratios (C, probes) of third-order terms at some draws to those at the median draw, at least one."""
     mean = _mean(draws).unsqueeze(1)
     away = draws.double() - mean
     factor = equilibrated_cholesky(away.mT @ away / away.shape[1])

@@ -1,4 +1,4 @@
-"""Score and curvature of likelihoods whose rows' latents are integrated out, by their linear predictors.
+"""Score and curvature of likelihoods with integrated latents of rows, by linear predictors.
 
 With f_i(θ, x) the log joint density of row i and its latents x, and ω_iq its posterior's weights at the nodes x_iq of
 `latents.quadrature`,
@@ -6,10 +6,10 @@ With f_i(θ, x) the log joint density of row i and its latents x, and ω_iq its 
     ∇ log p_i  = E_ω[∇f_i]                                                                    (Fisher's identity)
     ∇² log p_i = E_ω[∇²f_i] + Cov_ω[∇f_i]                                                     (Louis' identity)
 
-Where the observations depend on θ and x through few numbers that are linear in both (`compiling.predictors`), such as
-the patients' logits a_h + x_i'β of a hospital h with the effect a_h, derivatives and their means over the nodes are
-taken in these numbers alone, and one product with the covariates is made of the means at the end. Observations may be
-those of a plate nested in the rows'.
+If the observations depend on θ and x through a few numbers that are linear in both (`compiling.predictors`), such as
+the patients' logits a_h + x_i'β in a hospital h with effect a_h, derivatives and their means over the nodes are
+computed in these numbers, and the means are multiplied by the covariates once at the end. Observations may be in a
+plate nested in the rows.
 
 Source: Louis (1982), *Finding the observed information matrix when using the EM algorithm*, JRSS B 44.
 """
@@ -96,10 +96,10 @@ class Integrated:
 
 
 def integrated(problem: Problem, rows: Any) -> Integrated | None:
-    """How rows of such shapes are integrated by their predictors; None where there are none, or too many to pay."""
+    """The integration of rows of these shapes by their predictors; None if there are none, or too many to pay."""
 
     def checked() -> bool:
-        """Of a few rows, in double precision: rounding is most of what single precision leaves of a long sum."""
+        """Check a few rows in float64, since float32 rounds long sums."""
         at = torch.arange(CHECK_ROWS) % len(problem.rows[0])
         bound = problem.bound
         few = replace(problem, bound=replace(bound, arguments=bound.arguments.alone(at))).doubled()
@@ -123,7 +123,7 @@ def integrated(problem: Problem, rows: Any) -> Integrated | None:
 
 
 def owners(problem: Problem, rows: Sequence[Any]) -> Tensor | None:
-    """Whose each observation is that has predictors, (n,) of m rows; None where each row has one of its own."""
+    """The row (n,) of each observation with predictors, of m rows; None if each row has one observation."""
     members = problem.arguments.members(rows)
     owner: Tensor | None = max((one.owner for one in members.values()), key=len) if members else None
     return owner
@@ -134,7 +134,7 @@ def _find(problem: Problem, rows: Any) -> Integrated | None:
     groups, owner = len(rows[0]), owners(problem, rows)
     count = groups if owner is None else len(owner)
     if owner is not None and count == groups:
-        return None  # which axis is whose cannot be told
+        return None  # the axes of rows and of observations cannot be distinguished
     shapes = (problem.dim,), (groups, problem.local_dim)
     z, x = (torch.zeros(shape, dtype=problem.dtype, device=leaves[0].device) for shape in shapes)
 

@@ -1,16 +1,17 @@
-"""How many points an expectation takes: rules for a row's few numbers, and coarse rules that agree with finer ones.
+"""Numbers of points in expectations: rules for a row's few numbers, and coarse rules that agree with finer ones.
 
-Under q = N(m, R R') a client's mean score and curvature are taken at few points. Two rules differ by
+Under q = N(m, R R') a client's mean score and curvature are computed at few points. Two rules differ by
 
     R' Δ E[s]    and    R' ΔE[H] R
 
-the shift of the mean in SDs, and the change of the precision as a part of q's. `as_many_as_needed` takes 1, n, 2 n,
-4 n, ... points, n the fewest that have q's covariance, until two rules in a row differ by less than
-`RULE_TOLERANCE`. The mean alone misses what is of second order, and n points what is of fourth: of these two the square
-of the difference counts.
+the shift of the mean in SDs, and the change of the precision relative to q's. `as_many_as_needed` uses 1, n, 2 n,
+4 n, ... points, with the smallest n that represents q's covariance, until two successive rules differ by less than
+`RULE_TOLERANCE`. The error of the mean alone is of second order, that of n points of fourth order: for these two the
+square of the difference is compared.
 
-With very many rows a parameter q is narrow, and m ± √D R e_j, a pair of points a number, is tried against the mean
-alone: it has q's mean and covariance and no more, and misses about the square of their difference (`bend_of_pairs`).
+For many rows per parameter q is narrow, and pairs of points m ± √D R e_j, one pair per number, are compared with the
+mean alone. The pairs have q's mean and covariance, and an error of about the square of the difference
+(`bend_of_pairs`).
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def bend_of_pairs(score: Tensor, curvature: Tensor, share: Tensor, allowed_shift
 
 
 def as_many_as_needed(points: Tensor, means: Callable[[Tensor], Moments]) -> Moments:
-    """The means at the fewest points that agree with half as many, client by client; at `points` if none do."""
+    """The means at the smallest number of points that agrees with half of it, by clients; at `points` otherwise."""
     count, _, dim = points.shape
     number = FEWEST_POINTS
     while number < 2 * dim:  # fewer have not the covariance
@@ -173,7 +174,7 @@ def differences(one: Moments, other: Moments, root: Tensor) -> tuple[Tensor, Ten
 
 
 def where_settled(which: Tensor, one: Moments, other: Moments) -> Moments:
-    """The one's means of some clients, the other's of the rest."""
+    """The first means for clients in `which`, the second means for the others."""
     return Moments(*(choose(which, a, b) for a, b in zip(one, other, strict=True)))
 
 

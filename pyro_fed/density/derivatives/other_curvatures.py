@@ -1,4 +1,4 @@
-"""Curvatures that are not the negative Hessian, of rows and of a prior whose score jumps; and whether none is negative.
+"""Curvatures other than the negative Hessian: Fisher information, priors with jumping scores; and concavity of rows.
 
 **Fisher information**, row by row, is never negative:
 
@@ -9,24 +9,24 @@ discrete observation, and for a normal one by the three-point Gauss-Hermite rule
 scale's score. Labels come from the model, not from the data (Kunstner et al. 2019). Deviation: for other distributions,
 and where latents of the rows are integrated out, the observed y is used (the "empirical" Fisher information).
 
-**Kinks.** A lasso's second derivatives are zero almost everywhere, and say nothing of what the prior knows. Along
-coordinate i, what z_i has left given the others is r ~ N(0, 1 / P_ii) under q = N(m, P⁻¹), and (Price's theorem, the
-other coordinates given)
+**Kinks.** A lasso's second derivatives are zero almost everywhere, and do not represent the prior's curvature. Along
+coordinate i, the residual of z_i given the others is r ~ N(0, 1 / P_ii) under q = N(m, P⁻¹), and (Price's theorem,
+given the other coordinates)
 
     E_q[-∂_i ∂_j f] = -E E_t[t ∂_j f(z - r e_i + t s_i e_i)] / s_i,    t ~ N(0, 1),    s_i = P_ii^(-1/2)
 
 with the outer expectation over q's points and the inner one over cells of t, in each of which the density of t is taken
-for its mean: exact where scores are linear, and zero, without noise, where ∂_j f does not depend on z_i. The mean of
-∂_i f over a cell is the difference of f at its ends, so that nothing jumps as q passes a kink; E_q[∂_i f] is made of
-the same. A diagonal site's curvature is -E_q[∂_i f (z - m)_i] / S_ii, at q's points.
+for its mean: exact for linear scores, and exactly zero if ∂_j f does not depend on z_i. The mean of ∂_i f over a cell
+is the difference of f at its ends, so that it is continuous as q passes a kink; E_q[∂_i f] uses the same means. A
+diagonal site's curvature is -E_q[∂_i f (z - m)_i] / S_ii, at q's points.
 
 **Concavity.** With a Gaussian prior, and rows that are concave in their linear predictors, the posterior has a single
 maximum:
 
     f_i(v) ≤ f_i(u) + ∇f_i(u)'(v - u)     for all u, v,      log p(y_i | z) = f_i(u_i),     u_i = A_i z + b_i
 
-All pairs of some points are compared, spread over `PRIOR_REACH` times the prior's SDs around its mean: of a row's few
-predictors these are a grid over the prior's range. A convex part, or an upward kink or jump, shows in some pair.
+All pairs of some points within `PRIOR_REACH` times the prior's SDs around its mean are compared, which cover the
+prior's range of a row's few predictors. A convex part, or an upward kink or jump, shows in some pair.
 
 Letters: P `precision`, r `left`, s `sd`, t `EDGES`.
 """
@@ -61,7 +61,7 @@ from pyro_fed.ops.whitening import Coordinates, site_scores
 
 
 def fisher_kind(problem: Problem) -> str:
-    """Say "expected" where the expectation over y is exact for this model, else "empirical"."""
+    """The word "expected" if the expectation over y is exact for this model, otherwise "empirical"."""
     if len(problem.layout.observed) != 1 or problem.layout.factors or problem.local_dim:
         return "empirical"
     z = torch.zeros(problem.dim, dtype=problem.dtype)

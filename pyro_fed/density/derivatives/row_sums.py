@@ -2,24 +2,23 @@
 
     log p(y_i | z) = f(u_i, t, row i),     u_i = A_i z + b_i,     v_i = (t, u_i): few numbers, linear in z
 
-so that under q = N(m, R R') v_i is Gaussian with moments that are known, and a rule with few nodes integrates over it:
+so that v_i is Gaussian with known moments under q = N(m, R R'), and a rule with few nodes integrates over it:
 
     E_q[∇ log p_i] = B_i' E[∇f],     E_q[∇² log p_i] = B_i' E[∇²f] B_i,     B_i = dv_i/dz
 
-The mean over the nodes is taken of the p + r numbers of a row, and one product is made of it at the end,
-Σ B_i' h_i B_i, where a Hessian of every row at every point would be as dear as so many products (`derivatives`). With
-t and u_i drawn as
+Means over the nodes are computed in the p + r numbers of a row, with one product Σ B_i' h_i B_i at the end, instead of
+a product for every node (`derivatives`). With t and u_i written as
 
     t = m_t + L_t ε_t,     u_i = m_i + C_i ε_t + L_i ε_u,     L_t L_t' = var t,   C_i = cov(u_i, t) L_t⁻ᵀ
 
 t is the same for all rows. With R = 1 and one node at zero these are the derivatives at a point.
 
-Where the scores jump (`compiling.jumps`), as those of a quantile regression's rows, second derivatives are zero almost
-everywhere, and an expected score that is taken at nodes jumps with these. There both are those of values,
+If scores jump (`compiling.jumps`), as in a quantile regression, second derivatives are zero almost everywhere, and an
+expected score at nodes jumps with the nodes. Then both are computed from values,
 
     E[∂f/∂u] = L_i⁻ᵀ E[f ε_u],     E[∂²f/∂u²] = L_i⁻ᵀ E[f (ε_u ε_u' - 1)] L_i⁻¹                (Stein, Price)
 
-`rowwise` says where a model has this structure, how many nodes its rows need, and in which pieces they are worked on.
+`rowwise` chooses the models with this structure, the number of nodes, and the pieces of rows.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Expectations of score and Hessian over clients' rows in a few passes over them: where that pays, and in which pieces.
+"""Expectations of score and Hessian over clients' rows, in a few passes over pieces of rows.
 
-`row_sums` has the mathematics, for models whose rows depend on few numbers that are linear in z. Rows and clients are
-worked through in pieces, picked by number, that fit into a processor's cache.
+`row_sums` has the mathematics, for models whose rows depend on a few numbers that are linear in z. Rows and clients are
+processed in pieces, selected by number, that fit into a processor's cache.
 
     expected_sums      under a Gaussian q, by nodes
     at_points          the mean over given points z
     at_each            at each of some points
-    shared_curvature   the curvature alone, at a share of the points, also where a row's numbers are many, as the first
-                       layer's units and all weights behind them in a network
+    shared_curvature   the curvature alone, at a share of the points, also for rows with many numbers, such as the units
+                       of a network's first layer and the weights after it
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _may_pair(problem: Problem) -> bool:
 
 
 def may_be_straight(rows: float, numbers: int) -> bool:
-    """Whether so many rows a parameter make it likely that `PAIRS` do, at less than the finer rule's cost."""
+    """Whether there are enough rows per parameter that `PAIRS` may suffice, at less than the finer rule's cost."""
     return rows >= MANY_ROWS_A_PARAMETER and numbers > 1  # of one number the finer rule has five nodes, this one two
 
 
@@ -112,12 +112,12 @@ def _pair_sums_and_bend(
 
 
 def thin_rows(data: ClientData, times: int) -> ClientData:
-    """Every so many-th row of each client."""
+    """Every `times`-th row of each client."""
     return data._replace(row_index=data.row_index[:, ::times], num_rows=-(-data.num_rows // times))
 
 
 def _num_rows(data: ClientData | Batch) -> Tensor:
-    """Of each client, (C,)."""
+    """Number of rows of each client, (C,)."""
     return (data.weight > 0).sum(1) if isinstance(data, Batch) else data.num_rows
 
 
@@ -143,7 +143,7 @@ def _of_clients(
 
 
 def scarce(problem: Problem) -> bool:
-    """Whether there are so few rows a parameter that predictors may be wide, see `SCARCE_ROWS_A_PARAMETER`."""
+    """Whether there are so few rows per parameter that predictors may be wide, see `SCARCE_ROWS_A_PARAMETER`."""
     return problem.num_rows < SCARCE_ROWS_A_PARAMETER * problem.dim
 
 
@@ -281,7 +281,7 @@ def _sums(
 
 
 def _padded_row_count(data: ClientData | Batch) -> int:
-    """Rows of the clients, padding among them."""
+    """Rows of the clients, including padding."""
     return data.weight.shape[1] if isinstance(data, Batch) else data.row_index.shape[-1]
 
 

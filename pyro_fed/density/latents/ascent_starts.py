@@ -1,16 +1,15 @@
-"""What is known of the integrals over rows' latents where the points of one posterior are, found at a few of them.
+"""Starts of mode searches, and coarser quadrature rules, for rows' latents at the points of one posterior.
 
-Newton's method takes up to twelve steps from zero to the modes at every θ, and integrals as many nodes as rows need at
-θ from anywhere. Where points θ are those of one posterior with the mean c, ascents begin near their ends, along the
-slope of the modes at c (the theorem of implicit functions, H the curvature of f in x),
+Newton's method takes up to twelve steps from zero to the modes at every θ, and the default rule has enough nodes for
+any θ. For points θ of one posterior with the mean c, searches start near the modes, by the derivative of the modes at c
+(the implicit function theorem, H the curvature of f in x),
 
     x(θ) ≈ x(c) + H⁻¹ ∂²f/∂x∂θ (θ - c)
 
-so that one step or two arrive, and fewer nodes may do. Both are looked at where they are least likely to, at the points
-that are farthest from the mean: fewer nodes are taken where they move the log-likelihood of all rows by no more than
-`NEGLIGIBLE` nats, and by no more than `NEGLIGIBLE` of that at one of these points more than at the others. A client
-whose rows are not integrated well there begins at zero, with all nodes; its own rows decide. At a few points the modes
-are found at each of them. All ascents are one compiled step, taken as often as needed.
+so that one or two steps, and fewer nodes, may suffice. Both are tried at the points farthest from the mean: fewer nodes
+are used if they change the log-likelihood of all rows by at most `NEGLIGIBLE` nats, and if this change differs between
+the points by at most the share `NEGLIGIBLE` of that. A client whose rows are not integrated accurately starts at zero,
+with all nodes. For a few points the modes are computed at each point. All searches repeat one compiled step.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Points that are looked at beside the mean, the farthest.
+#: Number of farthest points that are tried in addition to the mean.
 NUM_OUTERMOST_POINTS = 4
 
 
 class AscentStarts(NamedTuple):
-    """Rows with what is known of them, and the clients for whose rows it is enough, (C,)."""
+    """Rows with starts of their searches, and for which clients (C,) these suffice."""
 
     batch: Batch
     arrive: Tensor
@@ -62,46 +61,46 @@ def from_modes(
     compute: Callable[[Batch], T],
     choose: Callable[[Tensor, T, T], T],
 ) -> T:
-    """What `compute` makes of C clients' rows at points (C, S, D), by ascents that begin where they best do."""
+    """The result of `compute` for C clients' rows at points (C, S, D), with the best starts of the mode searches."""
     near = ascent_starts(problem, points, batch)
     if near is None:
         return compute(batch)
-    found = compute(near.batch)
-    return found if bool(near.arrive.all()) else choose(near.arrive, found, compute(batch))
+    results = compute(near.batch)
+    return results if bool(near.arrive.all()) else choose(near.arrive, results, compute(batch))
 
 
 def ascent_starts(problem: Problem, points: Tensor, batch: Batch) -> AscentStarts | None:
-    """The rows of C clients with what is known of them near points (C, S, D); None where that saves nothing."""
+    """The rows of C clients with starts near points (C, S, D); None if these save nothing."""
     rule, dim = problem.quadrature, problem.local_dim
     if not dim or rule.starts or ((rule.mode_steps or 0) <= NEAR_STEPS and not rule.by_tails(dim)):
         return None
-    if points.shape[1] <= NEAR_STEPS * (1 + NUM_OUTERMOST_POINTS):  # the trial would take more steps than it saves
+    if points.shape[1] <= NEAR_STEPS * (1 + NUM_OUTERMOST_POINTS):  # a trial would cost more steps than it saves
         return _at_few_points(problem, points.to(problem.dtype).contiguous(), batch)
     mean = points.double().mean(1, keepdim=True)
     sd = points.double().std(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
     farthest = ((points - mean) / sd).square().sum(-1).topk(NUM_OUTERMOST_POINTS).indices
     outermost = points.gather(1, farthest.unsqueeze(-1).expand(-1, -1, points.shape[2]))
     probes = torch.cat([mean, outermost.double()], 1).to(problem.dtype)
-    middle = probes[:, :1].contiguous()
-    modes = _modes(problem, middle, batch)
-    slope = problem.mapped(_slope, (0, BATCHES, 0), calls=0)(middle, batch, modes)
+    mean_point = probes[:, :1].contiguous()
+    modes = _modes(problem, mean_point, batch)
+    slope = problem.mapped(_slope, (0, BATCHES, 0), calls=0)(mean_point, batch, modes)
     steps = torch.ones(len(points), NEAR_STEPS, dtype=problem.dtype, device=points.device)
-    near = NearbyModes(middle, modes.mode, slope, steps)
-    left, differences, size = _trial(problem, probes, batch._replace(near=(near,)))
-    there = (left <= NEGLIGIBLE).transpose(1, 2).flatten(2).all(2)  # (C, steps); not a number is not
-    number = (~there).long().cumprod(1).sum(1) + 1
+    near = NearbyModes(mean_point, modes.mode, slope, steps)
+    remaining, differences, size = _trial(problem, probes, batch._replace(near=(near,)))
+    converged = (remaining <= NEGLIGIBLE).transpose(1, 2).flatten(2).all(2)  # (C, steps); False for NaN
+    number = (~converged).long().cumprod(1).sum(1) + 1
     share = (batch.weight > 0).sum(1).double() / problem.num_rows
     rounding = SUM_ROUNDING_UNITS * torch.finfo(problem.dtype).eps * size.double().amax(1)
     level = differences.double().mean(1, keepdim=True)
-    apart = (differences - level).abs().amax(1)  # (C, rules)
-    enough = apart <= (NEGLIGIBLE**2 * share + rounding).unsqueeze(1)
-    enough &= level[:, 0].abs() <= (NEGLIGIBLE * share + rounding).unsqueeze(1)
-    arrive = there.any(1) & enough.any(1)
+    spread_of_differences = (differences - level).abs().amax(1)  # (C, rules)
+    accurate = spread_of_differences <= (NEGLIGIBLE**2 * share + rounding).unsqueeze(1)
+    accurate &= level[:, 0].abs() <= (NEGLIGIBLE * share + rounding).unsqueeze(1)
+    arrive = converged.any(1) & accurate.any(1)
     if not bool(arrive.any()):
         return None
-    most = int(number[arrive].max())
-    wanted = torch.arange(most, device=points.device) < number.unsqueeze(1)
-    nodes = _padded_rules(_rules(rule, dim), enough.long().argmax(1), arrive, steps)
+    max_steps = int(number[arrive].max())
+    wanted = torch.arange(max_steps, device=points.device) < number.unsqueeze(1)
+    nodes = _padded_rules(_rules(rule, dim), accurate.long().argmax(1), arrive, steps)
     return AscentStarts(batch._replace(near=(near._replace(steps=wanted.to(steps), nodes=nodes),)), arrive)
 
 
@@ -111,79 +110,79 @@ def one_client(rows: tuple[Tensor, ...], like: Tensor) -> Batch:
 
 
 def first_client(near: NearbyModes) -> NearbyModes:
-    """What is known of the first of several clients."""
-    found: NearbyModes = pytree.tree_map(lambda leaf: leaf[0], near)
-    return found
+    """The starts of the first of several clients."""
+    first: NearbyModes = pytree.tree_map(lambda leaf: leaf[0], near)
+    return first
 
 
 def _rules(rule: Quadrature, dim: int) -> list[tuple[Tensor, Tensor]]:
-    """Rules for N(0, I) that are tried, the coarsest first, at last the usual one where it is of that kind."""
-    usual = rule.num_nodes(dim)
-    orders = [order for order in (GAUSSIAN_ORDER, *ORDERS) if order**dim < usual]
+    """Candidate rules for N(0, I), the coarsest first, and last the default rule if it is of this kind."""
+    default_count = rule.num_nodes(dim)
+    orders = [order for order in (GAUSSIAN_ORDER, *ORDERS) if order**dim < default_count]
     return [gauss_hermite(order, dim) for order in orders] + ([] if rule.by_tails(dim) else [rule.nodes(dim)])
 
 
 def _padded_rules(
     rules: list[tuple[Tensor, Tensor]], chosen: Tensor, arrive: Tensor, like: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Each client's rule, (C, Q, d) and (C, Q), with nodes without weight where others have more."""
-    most = max(len(rules[int(one)][1]) for one in chosen[arrive])
+    """Each client's rule, (C, Q, d) and (C, Q), padded with nodes of weight zero."""
+    largest_count = max(len(rules[int(one)][1]) for one in chosen[arrive])
     units, log_weights = [], []
     for client, one in enumerate(chosen):
         nodes, log_weight = rules[int(one)] if bool(arrive[client]) else rules[int(chosen[arrive][0])]
-        lacking = most - len(log_weight)
-        units.append(torch.nn.functional.pad(nodes, (0, 0, 0, lacking)))
-        log_weights.append(torch.nn.functional.pad(log_weight, (0, lacking), value=-torch.inf))
+        num_missing = largest_count - len(log_weight)
+        units.append(torch.nn.functional.pad(nodes, (0, 0, 0, num_missing)))
+        log_weights.append(torch.nn.functional.pad(log_weight, (0, num_missing), value=-torch.inf))
     return torch.stack(units).to(like), torch.stack(log_weights).to(like)
 
 
 def _at_few_points(problem: Problem, points: Tensor, batch: Batch) -> AscentStarts:
-    """`ascent_starts` at few points (C, S, D): the modes at each of them, and the usual nodes."""
+    """`ascent_starts` at few points (C, S, D): the modes at each point, and the default nodes."""
     place = _modes(problem, points, batch).mode
     near = NearbyModes(points, place, place.unsqueeze(-1)[..., :0], place.new_ones(len(points), 1))
     return AscentStarts(batch._replace(near=(near,)), torch.ones(len(points), dtype=torch.bool, device=points.device))
 
 
 def _modes(problem: Problem, points: Tensor, batch: Batch) -> Centre:
-    """The modes of C clients' rows at points (C, P, D): one step is compiled, and taken as often as a client needs."""
-    rule, bare = problem.quadrature, batch.weight == 0
+    """The modes of C clients' rows at points (C, P, D), by repetitions of one compiled step."""
+    rule, is_padding = problem.quadrature, batch.weight == 0
     state = problem.mapped(_start_ascents, (0, BATCHES), calls=0)(points, batch)
-    left, there = rule.mode_steps or rule.max_mode_steps, bare.all(1)
-    while left and not bool(there.all()):
-        taken = min(left, NEAR_STEPS)
-        later, after = problem.scan(_newton_step, state, (points, batch), (), taken, (0, BATCHES))
-        state = pytree.tree_map(partial(chosen, there), state, later)
-        there = there | ((after[-1] <= rule.mode_tolerance) | bare.unsqueeze(1)).flatten(1).all(1)
-        left -= taken
+    steps_left, converged = rule.mode_steps or rule.max_mode_steps, is_padding.all(1)
+    while steps_left and not bool(converged.all()):
+        num_steps = min(steps_left, NEAR_STEPS)
+        next_state, remaining = problem.scan(_newton_step, state, (points, batch), (), num_steps, (0, BATCHES))
+        state = pytree.tree_map(partial(chosen, converged), state, next_state)
+        converged = converged | ((remaining[-1] <= rule.mode_tolerance) | is_padding.unsqueeze(1)).flatten(1).all(1)
+        steps_left -= num_steps
     return rule.newton_ascent.centre_of(state)
 
 
 def _start_ascents(problem: Problem, points: Tensor, batch: Batch) -> Ascent:
-    """Where ascents begin at points (P, D): near what is known, or where ascents to unknown modes do."""
+    """Starts of searches at points (P, D): near known modes, or the default start."""
     rule = problem.quadrature
 
     def at(theta: Tensor) -> Ascent:
         start = batch.near[0].modes(theta) if batch.near else rule.start(problem, theta, batch.rows)
         return rule.newton_ascent.start_at(problem, theta, batch.rows, start)
 
-    found: Ascent = problem.vmap(at)(points)
-    return found
+    starts: Ascent = problem.vmap(at)(points)
+    return starts
 
 
 def _newton_step(problem: Problem, state: Ascent, const: tuple[Tensor, Batch], _: tuple[()]) -> tuple[Ascent, Tensor]:
-    """A Newton step at each point (P, D), and what it leaves, in SDs of a row's latents, (P, m)."""
+    """A Newton step at each point (P, D), and the remaining distance to the mode in SDs of a row's latents, (P, m)."""
     (points, batch), newton = const, problem.quadrature.newton_ascent
 
     def at(theta: Tensor, state: Ascent) -> tuple[Ascent, Tensor]:
         state = newton.step(problem, theta, batch.rows, state)
         return state, newton.centre_of(state).decrement
 
-    found: tuple[Ascent, Tensor] = problem.vmap(at)(points, state)
-    return found
+    results: tuple[Ascent, Tensor] = problem.vmap(at)(points, state)
+    return results
 
 
 def _slope(problem: Problem, points: Tensor, batch: Batch, centre: Centre) -> Tensor:
-    """How the modes at points (P, D) move with these, (P, m, d, D)."""
+    """Derivatives (P, m, d, D) of the modes with respect to the points (P, D)."""
 
     def at(theta: Tensor, centre: Centre) -> Tensor:
         def score(z: Tensor) -> Tensor:
@@ -201,28 +200,30 @@ def _slope(problem: Problem, points: Tensor, batch: Batch, centre: Centre) -> Te
 
 
 def _trial(problem: Problem, probes: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """What steps from near leave at points (C, P, D), in SDs (C, P, steps, m), and `_by_rules` there."""
-    bare = batch._replace(near=())
+    """Remaining distances in SDs (C, P, steps, m) after steps from near starts at points (C, P, D), and `_by_rules`."""
+    without_starts = batch._replace(near=())
     start = problem.mapped(_start_ascents, (0, BATCHES), calls=0)(probes, batch)
-    state, left = problem.scan(_newton_step, start, (probes, bare), (), batch.near[0].steps.shape[1], (0, BATCHES))
-    differences, size = problem.mapped(_by_rules, (0, BATCHES, 0), calls=0)(probes, bare, state)
-    return torch.where(batch.weight.unsqueeze(1) > 0, left, 0.0).movedim(0, 2), differences, size
+    state, remaining = problem.scan(
+        _newton_step, start, (probes, without_starts), (), batch.near[0].steps.shape[1], (0, BATCHES)
+    )
+    differences, size = problem.mapped(_by_rules, (0, BATCHES, 0), calls=0)(probes, without_starts, state)
+    return torch.where(batch.weight.unsqueeze(1) > 0, remaining, 0.0).movedim(0, 2), differences, size
 
 
 def _by_rules(problem: Problem, probes: Tensor, batch: Batch, state: Ascent) -> tuple[Tensor, Tensor]:
-    """What rules with fewer nodes add to the log-likelihood at points (P, D), (P, rules), and its size, (P,)."""
+    """Errors (P, rules) of rules with fewer nodes in the log-likelihood at points (P, D), and its size (P,)."""
     rule, newton = problem.quadrature, problem.quadrature.newton_ascent
 
     def at(theta: Tensor, state: Ascent) -> tuple[Tensor, Tensor]:
         centre = newton.centre_of(state)
-        tried = [by_curvature(centre, *one) for one in _rules(rule, problem.local_dim)]
-        every = [*tried, rule.nodes_around(problem, theta, batch.rows, centre)]
-        place = torch.cat([nodes.place for nodes in every])
+        rule_nodes = [by_curvature(centre, *one) for one in _rules(rule, problem.local_dim)]
+        all_nodes = [*rule_nodes, rule.nodes_around(problem, theta, batch.rows, centre)]
+        place = torch.cat([nodes.place for nodes in all_nodes])
         values = problem.vmap(lambda x: problem.conditional_parts(theta, batch.rows, x)[1])(place)
-        parts = values.split([len(nodes.place) for nodes in every])
-        log_marginal = [torch.logsumexp(v + nodes.log_weight, 0) for v, nodes in zip(parts, every, strict=True)]
+        parts = values.split([len(nodes.place) for nodes in all_nodes])
+        log_marginal = [torch.logsumexp(v + nodes.log_weight, 0) for v, nodes in zip(parts, all_nodes, strict=True)]
         sums = torch.stack([(one * batch.weight).sum() for one in log_marginal])
         return sums[:-1] - sums[-1], (log_marginal[-1].abs() * batch.weight).sum()
 
-    found: tuple[Tensor, Tensor] = problem.vmap(at)(probes, state)
-    return found
+    results: tuple[Tensor, Tensor] = problem.vmap(at)(probes, state)
+    return results

@@ -2,10 +2,10 @@
 
     p(y_i | z) = Σ_{k_i} p(k_i | z) p(y_i | k_i, z)
 
-for every row i, and for as many discrete sites k_i as the row has, however they depend on one another. Pyro's
-`poutine.enum` runs the model on all their values at once; its tensor variable elimination (`pyro.ops.contract`)
-sums the values out, plates within the row included. The ring is this module's own: that of Pyro has a
-hand-written gradient, which `torch.func` cannot take.
+for every row i, and for any number of dependent discrete sites k_i of a row. Pyro's `poutine.enum` runs the model on
+all their values at once. Its tensor variable elimination (`pyro.ops.contract`) sums the values out, including plates
+within the row. The ring is defined here, since Pyro's ring has a hand-written gradient that `torch.func` does not
+support.
 
 Source: Obermeyer, Bingham, Jankowiak, Chiu, Pradhan, Rush and Goodman, Tensor variable elimination for plated
 factor graphs (2019).
@@ -33,21 +33,21 @@ def is_discrete(msg: Any) -> bool:
 
 
 def first_value(msg: Any, inside: bool) -> Tensor:
-    """A value of a discrete latent site; ModelError where the site cannot be summed out."""
+    """A value of a discrete latent site; ModelError if the site cannot be summed out."""
     name, fn = msg["name"], msg["fn"]
     kind = type(fn).__name__
     if not inside:
         raise ModelError(
             f"latent site '{name}' ({kind}) is discrete and outside the partitioned plate: all clients would share "
             "it, and it has no gradient. Sum it out of the model, for example by `dist.MixtureSameFamily`, or compare "
-            "models, one a value of it"
+            "models, one for each of its values"
         )
     if msg["infer"].get("enumerate") != "parallel":
         raise ModelError(
-            f"latent site '{name}' ({kind}) is discrete: only continuous latents have a gradient. Where these are "
-            "data, its `pyro.sample` lacks obs=...; where they are not, have it summed out by `model = "
-            "pyro.infer.config_enumerate(model)`, or mark it alone by infer={'enumerate': 'parallel'}; "
-            "or write the sum yourself, for example by `dist.MixtureSameFamily`"
+            f"latent site '{name}' ({kind}) is discrete: only continuous latents have a gradient. If these are "
+            "data, its `pyro.sample` lacks obs=...; otherwise sum it out by `model = "
+            "pyro.infer.config_enumerate(model)`, or mark only this site by infer={'enumerate': 'parallel'}; "
+            "or write the sum explicitly, for example by `dist.MixtureSameFamily`"
         )
     try:
         values: Tensor = fn.enumerate_support(expand=True)
@@ -59,7 +59,7 @@ def first_value(msg: Any, inside: bool) -> Tensor:
 
 
 class Enumerate(EnumMessenger):
-    """Pyro's handler, for sites that have values from an inner handler too, and under `vmap`, which forbids `.data`."""
+    """Pyro's handler, extended to sites with values from an inner handler, and to `vmap`, which forbids `.data`."""
 
     def _pyro_sample(self, msg: Any) -> None:
         given = msg["value"] is not None
@@ -73,7 +73,7 @@ class Enumerate(EnumMessenger):
 def sum_out(
     trace: Any, inside: Mapping[str, str], sizes: Mapping[str, int]
 ) -> tuple[set[str], dict[str, tuple[str, Tensor]]]:
-    """The sites that depend on discrete latents, and rows' terms (m,) with these summed out, with their plates."""
+    """The sites that depend on discrete latents, and rows' terms (m,) after summation, with their plates."""
     summed = _dependent(trace)
     out = {}
     for names, dims in _components(summed):
@@ -91,7 +91,7 @@ def sum_out(
 
 
 def log_weights(trace: Any, name: str) -> Tensor:
-    """Log weights (*batch shape, values) of a discrete site's values, all others summed out, not normalised."""
+    """Unnormalised log weights (*batch shape, values) of a discrete site's values; other sites are summed out."""
     summed, node = _dependent(trace), trace.nodes[name]
     dims, symbol = set().union(*summed.values()), node["infer"]["_enumerate_symbol"]
     frames = {trace.plate_to_symbol[frame.name]: frame for frame in node["cond_indep_stack"] if frame.vectorized}
@@ -104,10 +104,10 @@ def log_weights(trace: Any, name: str) -> Tensor:
 
 
 def _dependent(trace: Any) -> dict[str, set[str]]:
-    """The sites whose density has dimensions of discrete latents, and these dimensions' symbols."""
+    """The sites whose density has dimensions of discrete latents, and the symbols of these dimensions."""
     try:
         trace.pack_tensors()
-    except ValueError as error:  # Pyro's message begins with the site and ends with a table of all shapes
+    except ValueError as error:  # Pyro's message starts with the site and ends with a table of all shapes
         lines = [line.strip() for line in str(error).splitlines()]
         name = lines[0].split("'")[1]
         raise ModelError(
@@ -120,13 +120,13 @@ def _dependent(trace: Any) -> dict[str, set[str]]:
 
 
 def _ordinal(trace: Any, name: str) -> frozenset[str]:
-    """Symbols of the plates that a site is in; a plate of one row has no dimension in packed tensors."""
+    """Symbols of a site's plates; a plate of one row has no dimension in packed tensors."""
     frames = trace.nodes[name]["cond_indep_stack"]
     return frozenset(trace.plate_to_symbol[frame.name] for frame in frames if frame.vectorized and frame.size > 1)
 
 
 def _tree(trace: Any, names: Iterable[str]) -> OrderedDict[frozenset[str], list[Tensor]]:
-    """The log densities of some sites by the plates that they are in."""
+    """The log densities of sites, by their plates."""
     tree: OrderedDict[frozenset[str], list[Tensor]] = OrderedDict()
     for name in names:
         tree.setdefault(_ordinal(trace, name), []).append(trace.nodes[name]["packed"]["log_prob"])
@@ -134,36 +134,38 @@ def _tree(trace: Any, names: Iterable[str]) -> OrderedDict[frozenset[str], list[
 
 
 def _components(summed: Mapping[str, set[str]]) -> list[tuple[list[str], set[str]]]:
-    """Sites joined by common dimensions, in the order of the model, with those dimensions."""
-    found: list[tuple[list[str], set[str]]] = []
+    """Groups of sites with common dimensions, in the order of the model, with these dimensions."""
+    components: list[tuple[list[str], set[str]]] = []
     for name, dims in summed.items():
-        apart = [one for one in found if not one[1] & dims]
-        joined = [one for one in found if one[1] & dims]
+        disjoint = [one for one in components if not one[1] & dims]
+        joined = [one for one in components if one[1] & dims]
         names = [part for names, _ in joined for part in names] + [name]
-        found = [*apart, (names, dims.union(*(d for _, d in joined)))]
+        components = [*disjoint, (names, dims.union(*(d for _, d in joined)))]
     order = list(summed)
-    return [(sorted(names, key=order.index), dims) for names, dims in found]
+    return [(sorted(names, key=order.index), dims) for names, dims in components]
 
 
 class _SumOut(LogRing):
-    """Sums of log densities and `logsumexp`, one dimension after the other, the cheapest first."""
+    """Sums of log densities and `logsumexp` over one dimension at a time, the cheapest first."""
 
     def __init__(self, dim_to_size: Mapping[str, int]) -> None:
         ring: Any = super()  # without types
         ring.__init__(dim_to_size=dict(dim_to_size))
 
     def sumproduct(self, terms: Iterable[Tensor], dims: Iterable[str]) -> Tensor:
-        left: list[Any] = list(terms)
+        remaining: list[Any] = list(terms)
         pending = set(dims)
         while pending:
             dim = min(
-                sorted(pending), key=lambda d: len(set().union(*(t._pyro_dims for t in _terms_with_dim(left, d))))
+                sorted(pending), key=lambda d: len(set().union(*(t._pyro_dims for t in _terms_with_dim(remaining, d))))
             )
-            joined = _add(_terms_with_dim(left, dim))
-            left = [term for term in left if dim not in term._pyro_dims]
-            left.append(_with_dims(joined.logsumexp(joined._pyro_dims.index(dim)), joined._pyro_dims.replace(dim, "")))
+            joined = _add(_terms_with_dim(remaining, dim))
+            remaining = [term for term in remaining if dim not in term._pyro_dims]
+            remaining.append(
+                _with_dims(joined.logsumexp(joined._pyro_dims.index(dim)), joined._pyro_dims.replace(dim, ""))
+            )
             pending.remove(dim)
-        total: Tensor = _add(left)
+        total: Tensor = _add(remaining)
         return total
 
 

@@ -1,26 +1,26 @@
-"""Draws of the rows' latents given draws of θ: each from its own conditional, and together spread evenly.
+"""Draws of the rows' latents given draws of θ: each from its conditional distribution, balanced over the draws.
 
     x_i ~ p(x_i | θ_s, y_i)      for every draw s and row i
 
 A draw is the end of a short Markov chain in the units of `quadrature`, x = m + C⁻ᵀ u around the mode m:
 
-1. T steps of independence Metropolis-Hastings with Student t proposals u. The weights p / t are bounded where the
-   posterior's tails are no heavier, so that a few steps forget the start.
-2. One more such step with a normal proposal. Where x | θ_s, y_i is Gaussian it is always accepted, so that x is a
-   function of this proposal alone. Elsewhere it is accepted more often the nearer x is to Gaussian.
+1. T steps of independence Metropolis-Hastings with Student t proposals u. The weights p / t are bounded if the
+   posterior's tails are not heavier, so that a few steps forget the start.
+2. One such step with a normal proposal. It is always accepted if x | θ_s, y_i is Gaussian, so that x is a function of
+   this proposal alone. Otherwise the acceptance rate increases as x | θ_s, y_i becomes Gaussian.
 
-T follows from the weights of a few draws' proposals: if no weight is more than M times their mean, T steps leave
-(1 - 1/M)^T of the start (Mengersen & Tweedie 1996). Where the last step alone leaves so little of it, T is zero, as
-where x | θ_s, y_i is Gaussian. Where nodes are placed by `tails`, proposals come from the density that is linear
-between them, by uniform numbers in step 1 and Φ of the normal ones in step 2. Of rows with several modes a proposal is
-a mode, chosen by its mass, and a place around it, accepted by the part of the density that is the mode's.
+T follows from the weights of proposals at a few draws: if no weight exceeds M times their mean, the share of the start
+after T steps is (1 - 1/M)^T (Mengersen & Tweedie 1996). T is zero if the last step alone makes this share small enough,
+such as for a Gaussian x | θ_s, y_i. If `tails` places the nodes, proposals come from the piecewise linear density
+between these, by uniform numbers in step 1 and Φ of the normal numbers in step 2. For rows with several modes a
+proposal is a mode, chosen by its mass, and a place around it, accepted by the mode's part of the density.
 
-The normal proposals of the S draws are `balanced_normal`: each has its exact distribution, and those of different rows
-are independent, but their sum over the draws hardly varies. So the moments of x err by little more than those of θ,
-even where θ has only a hundred particles. (With independent draws a mean errs by a tenth of an SD.)
+The normal proposals of the S draws are `balanced_normal`: each has its exact distribution, and proposals of different
+rows are independent, but their sum over the draws hardly varies. The errors of the moments of x are then hardly larger
+than those of θ, even for a hundred particles. (With independent draws the error of a mean is a tenth of an SD.)
 
-Discrete latents are drawn one site after the other, k_1 ~ p(k_1 | y, z), k_2 ~ p(k_2 | k_1, y, z), ..., each with the
-later ones summed out: exact draws, as a pure function that `vmap` takes.
+Discrete latents are drawn site by site, k_1 ~ p(k_1 | y, z), k_2 ~ p(k_2 | k_1, y, z), ..., each with the later sites
+summed out. These draws are exact, and a pure function that `vmap` supports.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ if TYPE_CHECKING:
     from pyro_fed.density.problem import Problem
 
 
-#: T is found at so many draws of θ, such that so much of the start may be left: one draw of a thousand.
+#: Number of draws of θ for the choice of T, and largest share of the start after T steps: one draw in a thousand.
 PILOT_DRAWS, START_SHARE_LEFT = 8, 1e-3
 
 
 class Proposals(NamedTuple):
     """The randomness of a draw of m rows, float64."""
 
-    student: Tensor  # (T + 1, m, d); uniform numbers where proposals are placed by tails
+    student: Tensor  # (T + 1, m, d); uniform numbers if `tails` places the proposals
     normal: Tensor  # (m, d)
     uniform: Tensor  # (T + 1, m)
-    mode: tuple[Tensor, ...] = ()  # of rows with several modes the uniform numbers (T + 2, m) that choose one
+    mode: tuple[Tensor, ...] = ()  # uniform numbers (T + 2, m) that select among several modes
 
 
 def draw_locals(problem: Problem, theta: Tensor, rows: tuple[Tensor, ...], generator: torch.Generator) -> Tensor:
@@ -89,7 +89,7 @@ def draw_locals(problem: Problem, theta: Tensor, rows: tuple[Tensor, ...], gener
 
 
 def evenly_mixed(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Uniform numbers (S, m), stratified over the S draws of each row: as many modes are chosen as masses say."""
+    """Uniform numbers (S, m), stratified over the S draws of each row, for modes in proportion to their mass."""
     count, rows = like.shape[:2]
     order = torch.rand(count, rows, generator=generator, dtype=torch.float64).argsort(0)
     return (order + torch.rand(count, rows, generator=generator, dtype=torch.float64)) / count
@@ -102,49 +102,54 @@ def _normal_proposals(modes: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _chunks(problem: Problem, count: int, steps: int) -> list[Tensor]:
-    """Which of so many draws are worked on together, the last of them again where one is short: compiled once."""
+    """Indices of draws in chunks of equal size for one compilation; the last draw fills the last chunk."""
     size = min(count, count_of_densities(problem.widest * (steps + 2)))
     return [torch.arange(first, first + size).clamp_max(count - 1) for first in range(0, count, size)]
 
 
 def _centres(problem: Problem, theta: Tensor, rows: tuple[Tensor, ...]) -> Centre:
-    """Modes and curvatures of the rows at every θ (S, D); from those at the mean where that leads to all of them."""
+    """Modes and curvatures of the rows at every θ (S, D), from those at the mean if this finds all of them."""
     rule, chunks = problem.quadrature, _chunks(problem, len(theta), 1)
-    known = ascent_starts(problem, theta.unsqueeze(0), one_client(rows, theta))
-    if known is None:
+    starts = ascent_starts(problem, theta.unsqueeze(0), one_client(rows, theta))
+    if starts is None:
         find = problem.mapped(rule.centres if rule.starts else rule.centre, (0, None), calls=0)
-        found = [find(theta[chunk], rows) for chunk in chunks]
+        centre_parts = [find(theta[chunk], rows) for chunk in chunks]
     else:
-        near, begin = problem.mapped(rule.centre_near, (0, None, None), calls=0), first_client(known.batch.near[0])
-        found = [near(theta[chunk], rows, begin) for chunk in chunks]
-    return Centre(*(torch.cat(parts)[: len(theta)] for parts in zip(*found, strict=True)))
+        near, near_modes = (
+            problem.mapped(rule.centre_near, (0, None, None), calls=0),
+            first_client(starts.batch.near[0]),
+        )
+        centre_parts = [near(theta[chunk], rows, near_modes) for chunk in chunks]
+    return Centre(*(torch.cat(parts)[: len(theta)] for parts in zip(*centre_parts, strict=True)))
 
 
 def _steps(
     problem: Problem, theta: Tensor, rows: tuple[Tensor, ...], centre: Centre, generator: torch.Generator
 ) -> int:
-    """T, by the weights of a few draws' proposals, of the row that asks for most."""
+    """T for the row that needs the most steps, from the weights of proposals at a few draws."""
     rule = problem.quadrature
     pilots = evenly(len(theta), min(PILOT_DRAWS, len(theta)))
-    offer = problem.mapped(weighted_proposals, (0, 0, 0, None), calls=0)
-    seen = []
+    weigh = problem.mapped(weighted_proposals, (0, 0, 0, None), calls=0)
+    weight_pairs = []
     for pilot in pilots.split(len(_chunks(problem, len(theta), rule.draw_steps)[0])):
         here = Centre(*(part[pilot] for part in centre))
         noise = _proposals(rule, here.mode, torch.zeros_like(here.mode).double(), rule.draw_steps, generator)
-        seen.append(torch.stack(offer(theta[pilot], here, noise, rows)[1:])[:, :, :-1])  # of the student proposals
-    weights, over_normal = torch.cat(seen, 1).double()
+        weight_pairs.append(
+            torch.stack(weigh(theta[pilot], here, noise, rows)[1:])[:, :, :-1]
+        )  # of the student proposals
+    weights, over_normal = torch.cat(weight_pairs, 1).double()
     if bool((over_normal.amax(1) - over_normal.amin(1) <= START_SHARE_LEFT).all()):
         return 0
     mean = torch.logsumexp(weights, 1) - math.log(weights.shape[1])
     largest = float((weights.amax(1) - mean).amax(0).nan_to_num(nan=math.inf).max())
-    left = -math.expm1(-largest)  # 1 - 1/M
-    if not 0 < left < 1:
+    share_per_step = -math.expm1(-largest)  # 1 - 1/M
+    if not 0 < share_per_step < 1:
         return rule.draw_steps
-    return min(rule.draw_steps, max(1, math.ceil(math.log(START_SHARE_LEFT) / math.log(left))))
+    return min(rule.draw_steps, max(1, math.ceil(math.log(START_SHARE_LEFT) / math.log(share_per_step))))
 
 
 def _proposals(rule: Quadrature, modes: Tensor, last: Tensor, steps: int, generator: torch.Generator) -> Proposals:
-    """Those of S draws: student (S, T + 1, m, d), the normal ones `last` (S, m, d) and uniforms (S, T + 1, m)."""
+    """Proposals of S draws: student (S, T + 1, m, d), normal `last` (S, m, d) and uniform (S, T + 1, m)."""
     count, rows, dim = modes.shape
     normal = torch.randn(count, steps + 1, rows, dim + rule.degrees, generator=generator, dtype=torch.float64)
     chi_square = normal[..., dim:].square().sum(-1, keepdim=True)
@@ -165,7 +170,7 @@ def draw_given(problem: Problem, theta: Tensor, centre: Centre, noise: Proposals
 def weighted_proposals(
     problem: Problem, theta: Tensor, centre: Centre, noise: Proposals, rows: tuple[Tensor, ...]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Its proposals (T + 2, m, d), and their log weights, (T + 2, m) each, in steps of the first and the last kind."""
+    """Proposals (T + 2, m, d) and their log weights (T + 2, m) in Student and in normal steps."""
     rule = problem.quadrature
     if rule.by_tails(problem.local_dim):
         uniform = torch.cat([noise.student, torch.special.ndtr(noise.normal).unsqueeze(0)]).squeeze(-1)
@@ -183,32 +188,34 @@ def weighted_proposals(
 
 
 def draw_among(problem: Problem, theta: Tensor, centre: Centre, noise: Proposals, rows: tuple[Tensor, ...]) -> Tensor:
-    """Latents of rows with J modes, whose centre has an axis of these, (m, d)."""
+    """A draw (m, d) of the latents of rows with J modes, the first axis of `centre`."""
     rule, student, normal, mode = problem.quadrature, noise.student, noise.normal.unsqueeze(0), noise.mode[0]
     log_mass = rule.log_masses(problem, theta, rows, centre)[1].nan_to_num(nan=-torch.inf)
     log_mass = log_mass - torch.logsumexp(log_mass, 0)
     below = log_mass.exp().cumsum(0)[:-1]
-    chosen = (mode.unsqueeze(1) > below.to(mode)).sum(1)  # (T + 2, m)
+    chosen_mode = (mode.unsqueeze(1) > below.to(mode)).sum(1)  # (T + 2, m)
     if rule.by_tails(problem.local_dim):
         uniform = torch.cat([student, torch.special.ndtr(normal)]).squeeze(-1).to(centre.mode)
         each = (_by_tails(problem, theta, rows, centre, j, uniform) for j in range(len(centre.mode)))
-        places, offered = (torch.stack(parts) for parts in zip(*each, strict=True))
-        over_student = over_normal = -_of_chosen(offered, chosen)
-        place = _of_chosen(places, chosen).unsqueeze(-1)
+        places, log_densities = (torch.stack(parts) for parts in zip(*each, strict=True))
+        over_student = over_normal = -_of_chosen(log_densities, chosen_mode)
+        place = _of_chosen(places, chosen_mode).unsqueeze(-1)
     else:
         units = torch.cat([student, normal]).to(centre.mode)
         squares, degrees = units.square().sum(-1), rule.degrees
-        place = _of_chosen(centre.places_at(units.unsqueeze(1)).movedim(1, 0), chosen)
-        wide = -_of_chosen(log_det_lower(centre.factor).unsqueeze(1).expand(-1, len(units), -1), chosen)
-        over_student = wide + 0.5 * (degrees + units.shape[-1]) * torch.log1p(squares / degrees)
-        over_normal = wide + 0.5 * squares
+        place = _of_chosen(centre.places_at(units.unsqueeze(1)).movedim(1, 0), chosen_mode)
+        log_scale = -_of_chosen(log_det_lower(centre.factor).unsqueeze(1).expand(-1, len(units), -1), chosen_mode)
+        over_student = log_scale + 0.5 * (degrees + units.shape[-1]) * torch.log1p(squares / degrees)
+        over_normal = log_scale + 0.5 * squares
 
     def part(place: Tensor, mode: Tensor) -> Tensor:
         value = problem.conditional_parts(theta, rows, place)[1]
-        own: Tensor = value + log_shares(centre, place).gather(0, mode.unsqueeze(0)).squeeze(0)
-        return own
+        share_of_value: Tensor = value + log_shares(centre, place).gather(0, mode.unsqueeze(0)).squeeze(0)
+        return share_of_value
 
-    values = problem.vmap(part)(place, chosen) - _of_chosen(log_mass.unsqueeze(1).expand(-1, len(place), -1), chosen)
+    values = problem.vmap(part)(place, chosen_mode) - _of_chosen(
+        log_mass.unsqueeze(1).expand(-1, len(place), -1), chosen_mode
+    )
     last = len(place) - 1
     at = _chain_ends([values + over_student] * (last - 1) + [values + over_normal], noise.uniform)
     return place.gather(0, at[None, :, None].expand(1, *place.shape[1:])).squeeze(0)
@@ -226,28 +233,28 @@ def _by_tails(
 
 
 def _of_chosen(values: Tensor, chosen: Tensor) -> Tensor:
-    """The values (J, K, m, ...) of the mode that each proposal has chosen, (K, m): (K, m, ...)."""
+    """The values (K, m, ...) for the chosen mode (K, m) of each proposal, from values (J, K, m, ...) of all modes."""
     index = chosen.reshape(1, *chosen.shape, *[1] * (values.dim() - 3)).expand(1, *values.shape[1:])
     return values.gather(0, index).squeeze(0)
 
 
 def _chain_ends(weights: list[Tensor], uniform: Tensor) -> Tensor:
-    """Which of T + 1 proposals (m,) a chain of T steps ends at, by log weights (T + 1, m) of each step."""
+    """The index (m,) of the proposal at the end of a chain of T steps, from log weights (T + 1, m) of each step."""
     at = torch.zeros_like(weights[0][0], dtype=torch.int64)
-    for step, over in enumerate(weights, 1):
-        rise = over[step] - over.gather(0, at.unsqueeze(0)).squeeze(0)
+    for step, log_weight in enumerate(weights, 1):
+        rise = log_weight[step] - log_weight.gather(0, at.unsqueeze(0)).squeeze(0)
         at = torch.where(uniform[step - 1].log() < rise, step, at)
     return at
 
 
 def draw_assignments(problem: Problem, z: Tensor, uniforms: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A draw at z (D,) of every discrete site of all rows, and of the deterministic sites that depend on them."""
-    known: dict[str, Tensor] = {}
+    """A draw at z (D,) of the discrete sites of all rows, and of the deterministic sites that depend on them."""
+    assignments: dict[str, Tensor] = {}
     for name in problem.layout.discrete:
-        trace = problem.execute_at(z, problem.all_rows, densities=True, discrete=known).trace
-        known[name] = _pick(trace, name, uniforms[name])
-    trace = problem.execute_at(z, problem.all_rows, discrete=known).trace
-    return known | {name: trace.nodes[name]["value"] for name in problem.layout.depends_on_discrete}
+        trace = problem.execute_at(z, problem.all_rows, densities=True, discrete=assignments).trace
+        assignments[name] = _pick(trace, name, uniforms[name])
+    trace = problem.execute_at(z, problem.all_rows, discrete=assignments).trace
+    return assignments | {name: trace.nodes[name]["value"] for name in problem.layout.depends_on_discrete}
 
 
 def _pick(trace: Any, name: str, uniform: Tensor) -> Tensor:
@@ -255,12 +262,12 @@ def _pick(trace: Any, name: str, uniform: Tensor) -> Tensor:
     cdf = log_weights(trace, name).softmax(-1).cumsum(-1)
     number = (uniform.unsqueeze(-1) >= cdf[..., :-1]).sum(-1)
     support = fn.enumerate_support(expand=False).reshape(-1, *fn.event_shape)
-    picked: Tensor = support[number]
-    return picked
+    value: Tensor = support[number]
+    return value
 
 
 def assign(problem: Problem, z: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-    """Draws (S, *site shape) of the discrete latents given z (S, D), and of what depends on them."""
+    """Draws (S, *site shape) of the discrete latents given z (S, D), and of the sites that depend on them."""
     uniforms = {
         name: torch.rand(len(z), *site.batch_shape, generator=generator, dtype=problem.dtype)
         for name, site in problem.layout.discrete.items()

@@ -1,11 +1,12 @@
-"""Rows' latents that cannot be integrated out: bounded ones that nothing holds, and those of large networks.
+"""Checks for rows' latents that cannot be integrated out: bounded latents without a density, and those of networks.
 
-A mask over a latent, as stochastic variational inference allows over entries that are missing, leaves its density out.
-If no other density depends on it, its integral is infinite: of a latent without bounds it is the same at all θ, and is
-left out (`LatentAscent.direction`), but the log-Jacobian of a bounded one is a slope that no quadrature ends.
+A mask over a latent, such as over missing entries in stochastic variational inference, removes its density. If no other
+density depends on the latent, its integral is infinite. For a latent without bounds this integral is constant in θ, and
+is omitted (`LatentAscent.direction`); the log-Jacobian of a bounded latent is a slope that no quadrature resolves.
 
-A network is computed at every node of every row's rule, and an exact curvature repeats that for each parameter and each
-point. The same model takes seconds if these latents are entries of a global site, chosen by a column of the rows.
+A network is evaluated at every node of every row's rule, and an exact curvature repeats this for each parameter and
+each point. The same model takes seconds if these latents are entries of a global site, selected by a column of the
+rows.
 """
 
 from __future__ import annotations
@@ -33,36 +34,36 @@ if TYPE_CHECKING:
 
 
 def check_held(problem: Problem, trace: Any) -> None:
-    """Refuse, by a ModelError, latents of rows whose density is the same wherever they are; `trace` is of all rows."""
+    """Refuse, by a ModelError, latents of rows with a constant density; `trace` is of all rows."""
     for name, site in problem.layout.local.items():
         free = _without_density(trace.nodes[name], site)
         if free is None or not _has_bounded_support(trace.nodes[name], site):
             continue
         for entry in free.any(0).nonzero().flatten().tolist():
-            alone = free[:, entry] & _rows_without_use(problem, site.start + entry)
-            if bool(alone.any()):
-                row = int(alone.nonzero()[0])
+            unused = free[:, entry] & _rows_that_ignore(problem, site.start + entry)
+            if bool(unused.any()):
+                row = int(unused.nonzero()[0])
                 raise ModelError(
-                    f"latent '{name}' has bounds and no density of its own in {int(alone.sum())} of {len(alone)} "
+                    f"latent '{name}' has bounds and no density of its own in {int(unused.sum())} of {len(unused)} "
                     f"elements of plate '{problem.plate}', the first of them {row} (a mask, or an improper prior), and "
-                    "nothing else there depends on it: its integral is infinite. Take the mask off the latent, and "
-                    "leave it over what is observed: a latent that nothing depends on integrates to one"
+                    "no other density there depends on it: its integral is infinite. Mask only the observations, "
+                    "not the latent: an unused latent with its density integrates to one"
                 )
 
 
 def _has_bounded_support(msg: Any, site: Site) -> bool:
-    """Whether the log-Jacobian of the site's transform depends on its value, as where its support has bounds."""
+    """Whether the log-Jacobian of the site's transform depends on its value, such as for a bounded support."""
     generator = torch.Generator().manual_seed(1)
     transform, shape = unconstraining(msg), site.unconstrained_shape
-    found = []
+    log_jacobians = []
     for _ in range(2):
         z = torch.randn(shape, generator=generator, dtype=torch.float64).to(msg["value"])
-        found.append(transform.log_abs_det_jacobian(z, transform(z)))
-    return not torch.equal(*found)
+        log_jacobians.append(transform.log_abs_det_jacobian(z, transform(z)))
+    return not torch.equal(*log_jacobians)
 
 
 def _without_density(msg: Any, site: Site) -> Tensor | None:
-    """Which entries of a row (N, d) have no density in their own site; None where all have one."""
+    """Whether each entry of a row (N, d) has no density in its own site; None if all have one."""
     rows, size = site.unconstrained_shape[site.axis or 0], site.row_size
     if is_improper(msg["fn"]):
         return torch.ones(rows, size, dtype=torch.bool)
@@ -70,33 +71,33 @@ def _without_density(msg: Any, site: Site) -> Tensor | None:
     if mask is None or bool(mask.all()):
         return None
     free = (~mask.bool()).expand(msg["fn"].shape()).movedim(site.axis or 0, 0).reshape(rows, -1)
-    # An event that has another number of entries unconstrained, such as a simplex, is masked as a whole.
+    # An event whose unconstrained value has another number of entries, such as a simplex, is masked as a whole.
     return free if free.shape[1] == size else free.all(1, keepdim=True).expand(rows, size)
 
 
-def _rows_without_use(problem: Problem, at: int) -> Tensor:
-    """In which rows (N,) no density depends on number `at` of the rows' latents."""
+def _rows_that_ignore(problem: Problem, at: int) -> Tensor:
+    """Whether no density of each row (N,) depends on the latent with the index `at`."""
     generator = torch.Generator().manual_seed(0)
     rows = problem.all_rows
     unused: Tensor | None = None
     for _ in range(FEW_DRAWS):
         z = torch.randn(problem.dim, generator=generator, dtype=problem.dtype)
-        here = torch.randn(len(rows[0]), problem.local_dim, generator=generator, dtype=problem.dtype)
-        there = here.clone()
-        there[:, at] = torch.randn(len(here), generator=generator, dtype=problem.dtype)
-        one, other = (problem.log_terms(z, rows, local)[1] for local in (here, there))
-        for name in one.keys() - {""}:  # but the Jacobian
-            same = (one[name] == other[name]) | (one[name].isnan() & other[name].isnan())
+        local_values = torch.randn(len(rows[0]), problem.local_dim, generator=generator, dtype=problem.dtype)
+        changed_local = local_values.clone()
+        changed_local[:, at] = torch.randn(len(local_values), generator=generator, dtype=problem.dtype)
+        terms, changed_terms = (problem.log_terms(z, rows, local)[1] for local in (local_values, changed_local))
+        for name in terms.keys() - {""}:  # except the Jacobian
+            same = (terms[name] == changed_terms[name]) | (terms[name].isnan() & changed_terms[name].isnan())
             unused = same if unused is None else unused & same
     return torch.zeros(len(rows[0]), dtype=torch.bool) if unused is None else unused
 
 
 def check_affordable(problem: Problem) -> None:
-    """Refuse, by a ModelError, a network whose rows' own latents cost too much to be integrated out."""
+    """Refuse, by a ModelError, a network whose rows' own latents are too costly to integrate out."""
     # `LARGE_WORK` numbers take two seconds. An offset of each of twelve clients with twenty rows makes 5e8, a last
     # layer of eight weights 3e10, two codes of each of 200 rows 2e12.
-    plain = not (problem.looped or problem.arguments.nested_plates or problem.layout.discrete)
-    if not problem.local_dim or not plain:
+    supported = not (problem.looped or problem.arguments.nested_plates or problem.layout.discrete)
+    if not problem.local_dim or not supported:
         return
     if not problem.compiler.find_once("layers of rows' latents", lambda: _shows_layers(problem), problem):
         return
@@ -108,27 +109,27 @@ def check_affordable(problem: Problem) -> None:
         f"latents {names} of each element of plate '{problem.bound.plate}' are integrated out through a network, at "
         f"{problem.num_nodes} nodes an element and {NETWORK_POINTS} points of {problem.dim} parameters: "
         f"{numbers:.0e} numbers a round, of which {LARGE_WORK:.0e} take two seconds. Make them entries of one site "
-        "outside of it, drawn in a plate of all elements and chosen by a column of the rows, as "
+        "outside of it, drawn in a plate of all elements and selected by a column of the rows, as "
         "values[element] with the partition pf.partition.ByGroup(element); or pool the rows for NUTS or SVI, which "
         "draw them. Fewer nodes (quadrature=) seldom suffice, and max_seconds= would end no round"
     )
 
 
 def _shows_layers(problem: Problem) -> bool:
-    """Whether a network has layers that the rows' own latents enter, as weights or as inputs."""
+    """Whether a network has layers with the rows' own latents as weights or as inputs."""
     rows = some_rows(problem, CHECK_ROWS)
     width = problem.dim
-    own = torch.zeros(len(rows[0]), problem.local_dim, dtype=problem.dtype, device=rows[0].device)
-    theta, both = own.new_zeros(width), own.new_zeros(width + own.numel())
+    zero_latents = torch.zeros(len(rows[0]), problem.local_dim, dtype=problem.dtype, device=rows[0].device)
+    theta, zero_point = zero_latents.new_zeros(width), zero_latents.new_zeros(width + zero_latents.numel())
 
     def as_inputs(z: Tensor, x: Tensor, *rows: Tensor) -> Tensor:
         return problem.conditional_parts(z, rows, x)[1].contiguous()
 
     def as_weights(all_: Tensor, *rows: Tensor) -> Tensor:
-        return problem.conditional_parts(all_[:width], rows, all_[width:].view_as(own))[1].contiguous()
+        return problem.conditional_parts(all_[:width], rows, all_[width:].view_as(zero_latents))[1].contiguous()
 
     try:
-        graphs = to_graph(as_inputs, (theta, own, *rows)), to_graph(as_weights, (both, *rows))
+        graphs = to_graph(as_inputs, (theta, zero_latents, *rows)), to_graph(as_weights, (zero_point, *rows))
         return any(shows_layers(tidy_graph(graph), width) for graph in graphs)
     except FAILURES:
         return False

@@ -1,27 +1,27 @@
-"""Latents inside the partitioned plate, integrated out row by row: what every algorithm sees of them.
+"""Quadrature over latents inside the partitioned plate, row by row.
 
     log p(y_i | θ) = log ∫ exp f_i(θ, x) dx,    f_i = log p(x | θ) + log |dx'/dx| + log p(y_i | θ, x)
 
-x (d,) are the latents of one element of the plate, unconstrained. Given θ the elements are independent, so that each
-integral has few dimensions and belongs to the client that holds the row. Adaptive quadrature (Naylor & Smith 1982;
-Pinheiro & Bates 1995) places the nodes by the mode m and the curvature H = C C' there,
+x (d,) are the unconstrained latents of one element of the plate. Given θ the elements are independent, so that each
+integral has few dimensions and is computed by the client that holds the row. Adaptive quadrature (Naylor & Smith 1982;
+Pinheiro & Bates 1995) places the nodes by the mode m and the curvature H = C C' at the mode,
 
     log p(y_i | θ) ≈ log Σ_s w_s exp(f_i(θ, m + C⁻ᵀ u_s) + |u_s|²/2) - log |C| + d/2 log 2π
 
 where (u_s, w_s) is a Gauss-Hermite rule for N(0, I), or standardised Sobol points if a product rule would be too large.
-The rule is exact where x | θ, y_i is Gaussian. With one node it is Laplace's approximation. Where these nodes err, as
-in the tails of a Beta or Gamma latent of small shape, a single latent's are placed by `tails`; rows with several modes
-given θ, such as the two signs of x in y = x², have nodes around each (`modes`).
+The rule is exact for a Gaussian x | θ, y_i. With one node it is Laplace's approximation. If these nodes are inaccurate,
+such as in the tails of a Beta or Gamma latent of small shape, `tails` places the nodes of a single latent. Rows with
+several modes given θ, such as the two signs of x in y = x², have nodes around each mode (`modes`).
 
-What a model needs is found when it is read, at random θ. Modes take a fixed number of Newton steps, so that they can be
-compiled: as many as they needed, and one more; a node that is a little off costs accuracy, not correctness. Where f_i
-is a parabola its mode is one step away from anywhere, and three nodes a dimension are enough, two for scores alone.
-Elsewhere one latent gets as many as a row's log marginal likelihood needs, and several latents as many as leave its
-score and curvature unchanged.
+The settings of a model are chosen when the problem is built, at random θ. Modes take a fixed number of Newton steps,
+for compilation: the number that they need plus one. An error of a mode costs accuracy, not correctness. If f_i is a
+parabola, one step leads to its mode from any start, and three nodes per dimension suffice, two for scores alone.
+Otherwise the number of nodes is chosen by a row's log marginal likelihood for one latent, and by its score and
+curvature for several.
 
-**Derivatives** in θ hold the nodes fixed: where the rule integrates well, it does so for nodes anywhere near. The
-gradient is then Fisher's identity, E[∇f_i | y_i], the Hessian Louis's. Where x | θ, y_i is Gaussian, three nodes a
-dimension give both exactly, and Sobol points give the gradient alone.
+**Derivatives** in θ keep the nodes fixed, since an accurate rule is accurate for nodes nearby. The gradient is then
+Fisher's identity, E[∇f_i | y_i], and the Hessian Louis's identity. For a Gaussian x | θ, y_i, three nodes per dimension
+give both exactly, and Sobol points give only the gradient.
 """
 
 from __future__ import annotations
@@ -66,31 +66,31 @@ from pyro_fed.ops.points import standardised_sobol
 #: What a model needs is found at so many θ, uniform on (-RADIUS, RADIUS), and at `FEW_ROWS` rows; the number of modes,
 #: and the nodes of several latents, at the first `FEW_DRAWS` of these θ and as many rows as there are θ.
 PROBES = 16
-#: Nodes a dimension that integrate a Gaussian with its first two derivatives; and the distance from the mode, in SDs,
-#: at which a log density is compared with a parabola.
+#: Nodes per dimension for a Gaussian and its first two derivatives; and the distance from the mode, in SDs, at which a
+#: log density is compared with a parabola.
 GAUSSIAN_ORDER, GAUSSIAN_REACH = 3, 3.0
-#: Nodes a dimension that integrate a Gaussian with its first derivatives alone.
+#: Nodes per dimension for a Gaussian and its first derivatives.
 SCORE_ORDER = 2
 #: Rules that are tried if it is no parabola, in nodes a dimension; for several latents in models of at most so many
 #: parameters.
 ORDERS, MAX_PROBED_DIM = (5, 7, 9, 11, 13), 32
 #: The fewest nodes that are placed by tails, and how many times as many the rule has that others are compared with.
 MIN_TAIL_NODES, FINER_RULE_FACTOR = 7, 4
-#: Where the ascent to the modes of such latents starts: log densities with a kink at zero have no curvature there.
+#: Start of the mode search for such latents: log densities with a kink at zero have no curvature there.
 ASCENT_OFFSET = 0.05
 #: Newton steps from the modes at one θ, moved along their slopes, to those at another of the same posterior, at most.
 NEAR_STEPS = 3
 
 
 class Nodes(NamedTuple):
-    """Where the log joint densities f of m rows are taken, (Q, m, d), and what is added to each, (Q, m)."""
+    """Nodes (Q, m, d) at which the log joint densities of m rows are evaluated, and their log weights (Q, m)."""
 
     place: Tensor
     log_weight: Tensor
 
 
 class NearbyModes(NamedTuple):
-    """What is known of the integrals of m rows near A points θ, see `ascent_starts`."""
+    """Modes and nodes of m rows near A points θ, see `ascent_starts`."""
 
     theta: Tensor  # (A, D)
     place: Tensor  # the modes there, (A, m, d)
@@ -99,7 +99,7 @@ class NearbyModes(NamedTuple):
     nodes: tuple[Tensor, ...] = ()  # a rule for N(0, I) that does, (Q, d), log weights (Q,), -inf for padding; or ()
 
     def modes(self, theta: Tensor) -> Tensor:
-        """About where the modes at θ (D,) are, (m, d), by the nearest of the points."""
+        """Approximate modes (m, d) at θ (D,), from the nearest of the points."""
         away = theta - self.theta
         if len(away) == 1:
             return self.place[0] + self.slope[0] @ away[0, : self.slope.shape[-1]]
@@ -110,7 +110,7 @@ class NearbyModes(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Quadrature(metaclass=Checked):
-    """How the latents inside the partitioned plate are integrated out, and drawn.
+    """Settings for the integration and the draws of latents inside the partitioned plate.
 
     Args:
         order: nodes a dimension; fewer if their product would be more than `max_nodes`. None takes 3 if the latents are
@@ -180,31 +180,33 @@ class Quadrature(metaclass=Checked):
             )
 
     def fitted(self, problem: RowDensities) -> Quadrature:
-        """These settings with `order` and `mode_steps`, the numbers that the model needs, filled in."""
+        """These settings with open ones, such as `order` and `mode_steps`, chosen for the model."""
         theta = points_within_radius(PROBES, problem.dim).to(problem.bound.dtype)
         few = min(FEW_ROWS, max(FEW_DRAWS, ROWS_TOGETHER * problem.num_rows // problem.widest))
         at = evenly(problem.bound.num_rows, few).unique()
         rows = tuple(leaf[at] for leaf in problem.rows)
         rule, theta, start = self._at_finite_starts(problem, theta, rows)
         steps, modes = rule._ascend(problem, theta, rows, start)
-        found = replace(rule, mode_steps=steps)._for_modes(problem, theta, rows, modes)
-        centres = modes_at_points(problem, found, theta, rows) if found.starts else _one_each(modes)
+        chosen_rule = replace(rule, mode_steps=steps)._for_modes(problem, theta, rows, modes)
+        centres = modes_at_points(problem, chosen_rule, theta, rows) if chosen_rule.starts else _one_each(modes)
         if self.order is None:
-            gaussian = not found.starts and found._is_gaussian(problem, theta, rows, centres)
+            gaussian = not chosen_rule.starts and chosen_rule._is_gaussian(problem, theta, rows, centres)
             order = (
-                min(GAUSSIAN_ORDER, self.max_order) if gaussian else found._order_by_derivatives(problem, theta, rows)
+                min(GAUSSIAN_ORDER, self.max_order)
+                if gaussian
+                else chosen_rule._order_by_derivatives(problem, theta, rows)
             )
             one_step = gaussian and self.mode_steps is None and steps == 2
-            found = replace(found, order=order, mode_steps=1 if one_step else steps)
+            chosen_rule = replace(chosen_rule, order=order, mode_steps=1 if one_step else steps)
         if self.tails is None:
-            found = replace(found, tails=found._needs_tails(problem, theta, rows, centres))
-        if self.order is None and not found.by_tails(problem.local_dim):
-            return replace(found, order=found._order_by_values(problem, theta, rows, centres))
-        if self.tails is None and found.tails and not self.mode_steps:  # the ascent starts elsewhere
-            counting = replace(found, mode_steps=None)
+            chosen_rule = replace(chosen_rule, tails=chosen_rule._needs_tails(problem, theta, rows, centres))
+        if self.order is None and not chosen_rule.by_tails(problem.local_dim):
+            return replace(chosen_rule, order=chosen_rule._order_by_values(problem, theta, rows, centres))
+        if self.tails is None and chosen_rule.tails and not self.mode_steps:  # the ascent starts elsewhere
+            counting = replace(chosen_rule, mode_steps=None)
             steps, _ = counting._ascend(problem, theta, rows, counting._start_ascents(problem, theta, rows))
-            return replace(found, mode_steps=steps)
-        return found
+            return replace(chosen_rule, mode_steps=steps)
+        return chosen_rule
 
     def _at_finite_starts(self, problem: RowDensities, theta: Tensor, rows: Rows) -> tuple[Quadrature, Tensor, Ascent]:
         """These settings, θ (S, D) and finite starts of ascents there, if need be beside zero or at prior draws."""
@@ -237,28 +239,30 @@ class Quadrature(metaclass=Checked):
 
     def _log_marginals(self, problem: RowDensities, theta: Tensor, rows: Rows, centres: Centre) -> Tensor:
         """The rows' log marginal likelihoods at θ (S, D), (S, m), by nodes at these modes, (S, J, m, ...)."""
-        found: Tensor = problem.vmap(
+        log_marginals: Tensor = problem.vmap(
             lambda one, centre: torch.logsumexp(self.log_masses(problem, one, rows, centre)[1], 0)
         )(theta, centres)
-        return found
+        return log_marginals
 
     def _needs_tails(self, problem: RowDensities, theta: Tensor, rows: Rows, centres: Centre) -> bool:
         """Whether `max_order` nodes placed by the curvature err at θ (S, D), and those placed by tails do not."""
         if problem.local_dim > 1 or self.places(1) < MIN_TAIL_NODES:
             return False
         usual, tails = (replace(self, tails=by_tails) for by_tails in (False, True))
-        many = replace(tails, order=FINER_RULE_FACTOR * self.places(1), max_nodes=FINER_RULE_FACTOR * self.max_nodes)
-        at_rest = bool((centres.decrement <= self.mode_tolerance).all())
-        of_tails = centres if at_rest else modes_at_points(problem, tails, theta, rows)
-        exact = many._log_marginals(problem, theta, rows, of_tails)
-        most = replace(usual, order=min(self.places(1), self.max_order))
-        error = self._largest_difference(most._log_marginals(problem, theta, rows, centres), exact)
+        finer_rule = replace(
+            tails, order=FINER_RULE_FACTOR * self.places(1), max_nodes=FINER_RULE_FACTOR * self.max_nodes
+        )
+        converged = bool((centres.decrement <= self.mode_tolerance).all())
+        of_tails = centres if converged else modes_at_points(problem, tails, theta, rows)
+        exact = finer_rule._log_marginals(problem, theta, rows, of_tails)
+        largest_rule = replace(usual, order=min(self.places(1), self.max_order))
+        error = self._largest_difference(largest_rule._log_marginals(problem, theta, rows, centres), exact)
         if error <= self.node_tolerance:
             return False
         if self.places(1) > self.max_order:
             error = self._largest_difference(usual._log_marginals(problem, theta, rows, centres), exact)
-        found = tails._log_marginals(problem, theta, rows, of_tails)
-        return self._largest_difference(found, exact) <= max(self.node_tolerance, error)
+        tail_values = tails._log_marginals(problem, theta, rows, of_tails)
+        return self._largest_difference(tail_values, exact) <= max(self.node_tolerance, error)
 
     def _order_by_values(self, problem: RowDensities, theta: Tensor, rows: Rows, centres: Centre) -> int | None:
         """The fewest nodes of `ORDERS` by which a row's log marginal likelihood, of one latent, is that by `order`."""
@@ -318,12 +322,12 @@ class Quadrature(metaclass=Checked):
         return self.max_order
 
     def _start_ascents(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Ascent:
-        """Where the ascents at several θ (S, D) begin."""
+        """Starts of the mode searches at several θ (S, D)."""
         newton = self.newton_ascent
-        found: Ascent = problem.vmap(lambda one: newton.start_at(problem, one, rows, self.start(problem, one, rows)))(
+        starts: Ascent = problem.vmap(lambda one: newton.start_at(problem, one, rows, self.start(problem, one, rows)))(
             theta
         )
-        return found
+        return starts
 
     def _ascend(self, problem: RowDensities, theta: Tensor, rows: Rows, state: Ascent) -> tuple[int, Centre]:
         """Newton steps to the modes at several θ (S, D), and one more, and what they lead to, (S, m, ...)."""
@@ -378,7 +382,7 @@ class Quadrature(metaclass=Checked):
         return max([n for n in range(1, most + 1) if n**dim <= self.max_nodes])
 
     def num_nodes(self, dim: int) -> int:
-        """Q, how often a row's density is computed for one integral."""
+        """Q, the number of evaluations of a row's density in one integral."""
         one = self.places(dim) if self.by_tails(dim) else len(self.nodes(dim)[0])
         return one * (1 + len(self.starts or ()))
 
@@ -529,7 +533,7 @@ class Quadrature(metaclass=Checked):
         return LatentAscent(self.shorten, self.floor)
 
     def start(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Tensor:
-        """Where the rows' ascents begin, (m, d)."""
+        """Starts (m, d) of the rows' mode searches."""
         dim = problem.local_dim
         offset = (ASCENT_OFFSET if self.by_tails(dim) else 0.0) if self.offset is None else self.offset
         return (offset * (1 + torch.arange(dim, dtype=theta.dtype, device=theta.device) / dim)).expand(len(rows[0]), -1)
@@ -541,7 +545,7 @@ def _one_each(modes: Centre) -> Centre:
 
 
 def _is_finite(start: Ascent) -> Tensor:
-    """At which θ log densities, scores and curvatures of all rows are finite, (S,)."""
+    """Whether log densities, scores and curvatures of all rows are finite at each θ, (S,)."""
     return torch.stack([part.isfinite().flatten(1).all(1) for part in start.here]).all(0)
 
 
@@ -561,7 +565,7 @@ def gauss_hermite(order: int, dim: int) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=16)
 def _product(order: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
-    """The rule as arrays: a tensor that is made within `grad` belongs to it, and cannot be kept."""
+    """The rule as arrays: a tensor that is made within `grad` cannot be cached."""
     line, weight = np.polynomial.hermite_e.hermegauss(order)
     index = np.indices((order,) * dim).reshape(dim, -1).T
     return line[index], np.log(weight / weight.sum())[index].sum(-1)

@@ -1,18 +1,17 @@
-"""Where the nodes of one latent a row go if its density has tails that a Gaussian of its curvature does not cover.
+"""Nodes for one latent a row whose density has tails beyond those of a Gaussian with its curvature.
 
-On the scale of its logit a Beta(a, b) of small a is exp(a x) far to the left, 1 / a wide, and drops at the other end
-over a width of one; the logarithm of a Gamma of small shape is like it. The nodes are those of the trapezoidal rule in
-t along
+In its logit x the density of a Beta(a, b) of small a is proportional to exp(a x) in the left tail, of width 1 / a, and
+drops at the other end over a width of one. The logarithm of a Gamma of small shape is similar. The nodes are those of
+the trapezoidal rule in t for
 
     x = c + s sinh t,    ∫ exp f dx ≈ h s Σ_k exp(f(x_k)) cosh t_k,    t_k from `low` to `high` in steps of h
 
-This change of variable turns exponential tails into double exponential ones, and tails that are powers into exponential
-ones. The error is of order exp(-2π d / h), where d is the width of the strip in which the integrand is analytic
-(Takahasi & Mori 1974; Trefethen & Weideman 2014).
+This change of variable turns exponential tails into double exponential tails, and power tails into exponential tails.
+The error is of order exp(-2π d / h), where d is the width of the strip in which the integrand is analytic (Takahasi &
+Mori 1974; Trefethen & Weideman 2014).
 
-The centre c and the scale s are those of the sharper flank; `low` and `high` are the places where the integrand has
-fallen to rounding. All four are found along a coarse line of such points, which is looked at twice, and once more at
-its ends.
+The centre c and the scale s are those of the sharper flank; at `low` and `high` the integrand has fallen to rounding.
+All four come from the densities along a coarse line of such points, evaluated twice, and once more at its ends.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ MAX_CURVATURE_SD, MIN_SCALE_RATIO = 50.0, 1e-4
 
 
 class Line(NamedTuple):
-    """Where the nodes of m rows are, x = centre + scale sinh t, t from low to high: each (m,)."""
+    """The line of nodes of m rows, x = centre + scale sinh t, t from low to high: each (m,)."""
 
     centre: Tensor
     scale: Tensor
@@ -80,12 +79,12 @@ class Profile(NamedTuple):
 
 
 def log_cosh(t: Tensor) -> Tensor:
-    """The log of cosh t, any t."""
+    """log cosh t, without overflow."""
     return t.abs() + torch.log1p((-2 * t.abs()).exp()) - math.log(2)
 
 
 def line(look: Callable[[Tensor], Tensor], mode: Tensor, sd: Tensor, order: int) -> Line:
-    """Where `order` nodes should be, by log densities at places (K, m), the modes and the SDs by curvature (m,)."""
+    """The line for `order` nodes, from log densities at places (K, m), the modes and the SDs by curvature (m,)."""
     t = STEP * torch.arange(-POINTS_PER_SIDE, POINTS_PER_SIDE + 1, dtype=mode.dtype, device=mode.device).unsqueeze(-1)
     fall = min(CUT_OFF_FALL * order, -math.log(torch.finfo(mode.dtype).eps))
     centre, scale = mode, sd.clamp_max(MAX_CURVATURE_SD)
@@ -121,12 +120,12 @@ def line(look: Callable[[Tensor], Tensor], mode: Tensor, sd: Tensor, order: int)
 
 
 def _finite_or_minus_infinity(values: Tensor) -> Tensor:
-    """Log densities, -inf where they overflow: a Gamma density of small shape is infinite where exp x rounds to 0."""
+    """Log densities with -inf for overflows: a Gamma density of small shape is infinite if exp x rounds to 0."""
     return torch.where(values < torch.inf, values, -torch.inf)
 
 
 def _falls_below_highest(values: Tensor) -> Tensor:
-    """How far values (K, m) are below the highest, at most `MAX_FLANK_FALL`."""
+    """Differences of values (K, m) from the highest, at most `MAX_FLANK_FALL`."""
     return (values.amax(0) - values).nan_to_num(nan=MAX_FLANK_FALL).clamp_max(MAX_FLANK_FALL)
 
 
@@ -144,7 +143,7 @@ def _flank(places: Tensor, values: Tensor, scale: Tensor) -> tuple[Tensor, Tenso
 
 
 def _side(places: Tensor, fallen: Tensor, top: Tensor, sign: int) -> tuple[Tensor, Tensor]:
-    """How far from the highest point the fall is shallow, and how much further it is deep: (m,), infinite where not."""
+    """Distances from the highest point to a shallow fall, and on to a deep fall (m,); infinite if there is none."""
     if sign < 0:
         places, fallen, top = places.flip(0), fallen.flip(0), len(places) - 1 - top
     at = torch.arange(len(places), device=places.device).unsqueeze(-1)

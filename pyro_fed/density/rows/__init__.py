@@ -1,1 +1,1 @@
-"""The rows of data: a model's arguments by rows, batches of them, and rows of plates nested in the partitioned one."""
+"""Rows of data: a model's arguments by rows, batches, and rows of plates nested in the partitioned plate."""

@@ -1,10 +1,10 @@
-"""Rows of data as an algorithm sees them: a client's index into row tensors, and weighted batches.
+"""Rows of data for algorithms: a client's index into row tensors, and weighted batches.
 
-All clients of a simulation share one set of row tensors; a client is an index into it, padded to the longest client so
-that every client has the same shapes. Padding carries weight zero.
+All clients of a simulation share one set of row tensors. A client is an index into it, padded to the length of the
+longest client, so that all clients have the same shapes. Padding has weight zero.
 
-The rows of plates nested in the partitioned one are stored as a block (J, M) of the largest group's size M, with a
-mask. In a run they are one flat axis again, the groups at hand counted from 0, the observations of padding masked.
+The rows of nested plates are stored as a block (J, M) with a mask, where M is the size of the largest group. In a run
+they have one flat axis, the present groups are numbered from 0, and observations of padding are masked.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pyro_fed.ops.memory import count_of_densities
 
 
 class NestedRows:
-    """The rows of a nested plate that belong to some groups: one entry of the row tensors, a pytree of its own.
+    """The rows of a nested plate that belong to some groups: one entry of the row tensors, a pytree.
 
-    `where` (..., m, M) says which places of the groups' blocks are rows; packed it is each row's group among those at
-    hand, (..., n), -1 for padding. `leaves` are the plate's arguments, (..., m, M, ...) or packed (..., n, ...), and
-    `capacity` rows to pack into, at least those of any client.
+    `where` (..., m, M) is the mask of rows in the groups' blocks; after packing it is each row's group among the
+    present ones, (..., n), -1 for padding. `leaves` are the plate's arguments, (..., m, M, ...) or packed (..., n,
+    ...), and `capacity` is the number of packed rows, at least those of any client.
     """
 
     def __init__(self, where: Tensor, leaves: Sequence[Tensor], capacity: int) -> None:
@@ -39,11 +39,11 @@ class NestedRows:
         return NestedRows(self.where[index], [leaf[index] for leaf in self.leaves], self.capacity)
 
     def with_room(self, capacity: int) -> NestedRows:
-        """These rows, to be packed into `capacity` rows, at least those of any client."""
+        """These rows with another `capacity`, at least the number of rows of any client."""
         return NestedRows(self.where, self.leaves, capacity)
 
     def packed(self, groups: Tensor, weight: Tensor) -> NestedRows:
-        """The rows of the groups at positions (..., m) without padding; groups that are padding have no weight."""
+        """The rows of the groups at positions (..., m) without padding; padded groups have weight zero."""
         size = self.where.shape[1]
         valid = (self.where[groups] & (weight > 0).unsqueeze(-1)).flatten(-2)
         order = (~valid).to(torch.uint8).argsort(dim=-1, stable=True)[..., : self.capacity]
@@ -53,7 +53,7 @@ class NestedRows:
         return NestedRows(owner, [leaf[group, place] for leaf in self.leaves], self.capacity)
 
     def flat(self, num_groups: int) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """Each row's group among the m at hand (n,), whether it is a row (n,), and its arguments (n, ...)."""
+        """Each row's group among m groups (n,), whether it is a row or padding (n,), and its arguments (n, ...)."""
         if self.where.dim() == 1:
             return self.where.clamp(min=0), self.where >= 0, self.leaves
         size = self.where.shape[1]
@@ -71,10 +71,10 @@ pytree.register_pytree_node(NestedRows, lambda rows: ([rows.where, *rows.leaves]
 
 @dataclass(frozen=True)
 class Members:
-    """The rows of a nested plate that belong to the groups at hand."""
+    """The rows of a nested plate that belong to the present groups."""
 
-    owner: Tensor  # (n,) each row's group, among those at hand
-    valid: Tensor  # (n,) whether it is a row, and not padding
+    owner: Tensor  # (n,) each row's group, among the present ones
+    valid: Tensor  # (n,) False for padding
     num_groups: int
 
     def __len__(self) -> int:
@@ -86,7 +86,7 @@ class Members:
 
 
 class MaskPadding(Messenger):
-    """Mask the observations of rows that are padding, by the nested plates' `members`."""
+    """Mask the observations of padding, by the nested plates' `members`."""
 
     def __init__(self, members: Mapping[str, Members]) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class MaskPadding(Messenger):
                 msg["mask"] = valid if msg["mask"] is None else valid & msg["mask"]
 
 
-#: Rows up to which a permutation is one call that sorts random numbers; with more, sorting takes longer than steps.
+#: Largest number of rows for permutations by sorting random numbers; beyond, sorting takes longer than the steps.
 SORTED_ROWS = 1_000
 #: The power of a likelihood that is not tempered.
 UNIT = torch.ones(())
@@ -113,8 +113,8 @@ class Batch(NamedTuple):
     Attributes:
         rows: tuple of tensors, each (m, ...): the row-sharded leaves of the model's arguments.
         weight: (m,) multiplicity of each row's log-likelihood; 0 is padding, N_k/m rescales a minibatch.
-        near: a tuple of one `latents.quadrature.NearbyModes`, what is known of the integrals over the rows' own latents
-            where the batch is used; empty if nothing is known.
+        near: a tuple of one `latents.quadrature.NearbyModes`, for the integrals over the rows' own latents near the
+            points of the batch; or empty.
     """
 
     rows: tuple[Tensor, ...]
@@ -122,7 +122,7 @@ class Batch(NamedTuple):
     near: tuple[Any, ...] = ()
 
     def width(self) -> int:
-        """Number of rows of each client, with padding, or of the largest plate nested in them."""
+        """Number of rows of each client including padding, or of the largest nested plate."""
         leaves = pytree.tree_leaves((self.rows, self.weight))
         return max(int(leaf.shape[self.weight.dim() - 1]) for leaf in leaves)
 
@@ -134,7 +134,7 @@ class ClientData(NamedTuple):
         rows: tuple of tensors (R, ...) shared by all clients of this process.
         row_index: (n,) positions of this client's rows in `rows`, padded with a valid position.
         num_rows: () number of valid entries of `row_index`.
-        power: () to which every row's likelihood is raised, the same for all clients: one over a temperature.
+        power: () power of every row's likelihood, the same for all clients: the inverse of a temperature.
     """
 
     rows: tuple[Tensor, ...]
@@ -143,7 +143,7 @@ class ClientData(NamedTuple):
     power: Tensor = UNIT
 
     def of(self, clients: Tensor | slice) -> ClientData:
-        """The data of the clients at these places, of several."""
+        """The data of some of several clients, by their positions."""
         return self._replace(row_index=self.row_index[clients], num_rows=self.num_rows[clients])
 
     def on(self, device: torch.device) -> ClientData:
@@ -151,7 +151,7 @@ class ClientData(NamedTuple):
         return ClientData(*pytree.tree_map_only(Tensor, lambda part: part.to(device), tuple(self)))
 
     def full_batch(self) -> Batch:
-        """All rows of the client, padding at weight zero."""
+        """All rows of the client, with weight zero for padding."""
         n = self.row_index.shape[-1]
         weight = torch.arange(n, device=self.row_index.device) < self.num_rows.unsqueeze(-1)
         rows = (
@@ -173,9 +173,9 @@ class Minibatch(NamedTuple):
     weight: Tensor
 
 
-#: `in_dims` that map a function over clients: they share the rows, but not index and count.
+#: `in_dims` of a function mapped over clients, which share the rows, but not index and count.
 CLIENTS: Any = ClientData._make((None, 0, 0, None))
-#: `in_dims` that map a function over the batches of several clients.
+#: `in_dims` of a function mapped over the batches of several clients.
 BATCHES: Any = Batch._make((0, 0, 0))
 
 
@@ -191,13 +191,13 @@ def padded_index(client_rows: Sequence[Tensor], chosen: Tensor) -> tuple[Tensor,
 
 
 def in_chunks(draws: Tensor, densities: int, dim: int = 0) -> Sequence[Tensor]:
-    """Draws, on axis `dim`, in pieces that memory allows, with so many `densities` a draw."""
+    """Draws, on axis `dim`, in pieces that fit in memory, with a number of `densities` per draw."""
     pieces: Sequence[Tensor] = draws.split(count_of_densities(densities), dim)
     return pieces
 
 
 def row_pieces(data: ClientData, size: int) -> tuple[Tensor, Tensor]:
-    """The row numbers (L, C, size) of C clients in pieces of `size`, and the rows' weights, zero for padding."""
+    """The row numbers (L, C, size) of C clients in pieces of `size`, and their weights, zero for padding."""
     index = data.row_index
     clients, longest = index.shape
     count = -(-longest // size)
@@ -227,12 +227,12 @@ def draw_minibatches(
         position = slot % max(num_rows, 1)
         weight = (slot < num_rows).to(dtype)
         return Minibatch(position.repeat(num_steps, 1), weight.repeat(num_steps, 1))
-    wanted = num_steps * batch_size
-    if SORTED_ROWS < num_rows >= 2 * wanted:
-        order = _distinct(num_rows, wanted, generator)
+    num_picks = num_steps * batch_size
+    if SORTED_ROWS < num_rows >= 2 * num_picks:
+        order = _distinct(num_rows, num_picks, generator)
     else:
-        order = _permutations(num_rows, -(-wanted // num_rows), generator).flatten()
-    position = order[:wanted].reshape(num_steps, batch_size)
+        order = _permutations(num_rows, -(-num_picks // num_rows), generator).flatten()
+    position = order[:num_picks].reshape(num_steps, batch_size)
     weight = torch.full((num_steps, batch_size), num_rows / batch_size, dtype=dtype)
     return Minibatch(position, weight)
 
@@ -245,22 +245,22 @@ def _permutations(num_rows: int, count: int, generator: torch.Generator) -> Tens
 
 
 def _distinct(num_rows: int, count: int, generator: torch.Generator) -> Tensor:
-    """The first `count` numbers of a random permutation of at least twice as many, at a cost of `count`."""
-    drawn = torch.empty(0, dtype=torch.int64)
+    """The first `count` numbers of a random permutation of at least 2 `count` rows, at a cost of order `count`."""
+    candidates = torch.empty(0, dtype=torch.int64)
     first = torch.empty(num_rows, dtype=torch.int64)
     while True:
-        drawn = torch.cat([drawn, torch.randint(num_rows, (count + count // 2 + 1,), generator=generator)])
-        place = torch.arange(len(drawn))
-        first.scatter_reduce_(0, drawn, place, "amin", include_self=False)
-        found = drawn[first[drawn] == place]
-        if len(found) >= count:
-            return found[:count]
+        candidates = torch.cat([candidates, torch.randint(num_rows, (count + count // 2 + 1,), generator=generator)])
+        place = torch.arange(len(candidates))
+        first.scatter_reduce_(0, candidates, place, "amin", include_self=False)
+        distinct = candidates[first[candidates] == place]
+        if len(distinct) >= count:
+            return distinct[:count]
 
 
 def draw_independent_minibatches(
     num_rows: int, batch_size: int, num_steps: int, generator: torch.Generator, dtype: torch.dtype
 ) -> Minibatch:
-    """`draw_minibatches`, drawn independently of each other, no row twice in one."""
+    """Minibatches as by `draw_minibatches`, but independent of each other; no row occurs twice in one."""
     if num_rows <= batch_size:
         return draw_minibatches(num_rows, batch_size, num_steps, generator, dtype)
     if num_rows > SORTED_ROWS and num_rows >= 2 * batch_size:
@@ -276,45 +276,45 @@ def _by_floyd(num_rows: int, batch_size: int, num_steps: int, generator: torch.G
     position = torch.empty(num_steps, 0, dtype=torch.int64)
     for last in range(num_rows - batch_size, num_rows):
         candidate = torch.randint(last + 1, (num_steps, 1), generator=generator)
-        taken = (position == candidate).any(1, keepdim=True)
-        position = torch.cat([position, torch.where(taken, last, candidate)], 1)
+        is_duplicate = (position == candidate).any(1, keepdim=True)
+        position = torch.cat([position, torch.where(is_duplicate, last, candidate)], 1)
     return position
 
 
 def draw_epochs(
     num_rows: int, batch_size: int, epochs: int, generator: torch.Generator, dtype: torch.dtype
 ) -> Minibatch:
-    """Positions and weights (E ⌈N_k/m⌉, m) of the minibatches of E epochs: in each every row once.
+    """Positions and weights (E ⌈N_k/m⌉, m) of the minibatches of E epochs; each epoch has every row once.
 
-    If other clients have more rows, the missing minibatches are padding with weight zero, in which the client must not
-    move (`has_rows`).
+    If other clients have more rows, the missing minibatches are padding with weight zero, in which the client's state
+    must not change (`has_rows`).
     """
     length = max(1, -(-num_rows // batch_size))
     order = _permutations(num_rows, epochs, generator)
     position = torch.zeros(epochs, length * batch_size, dtype=torch.int64)
     position[:, :num_rows] = order
-    real = (torch.arange(length * batch_size) < num_rows).to(dtype).reshape(length, batch_size)
-    weight = real * num_rows / real.sum(-1, keepdim=True).clamp_min(1)
+    is_row = (torch.arange(length * batch_size) < num_rows).to(dtype).reshape(length, batch_size)
+    weight = is_row * num_rows / is_row.sum(-1, keepdim=True).clamp_min(1)
     return Minibatch(position.reshape(epochs * length, batch_size), weight.repeat(epochs, 1))
 
 
 def epoch_length(num_rows: Tensor, batch_size: int) -> Tensor:
-    """Steps of an epoch of clients with `num_rows` rows, ⌈N_k/m⌉ and at least one, of the shape of `num_rows`."""
+    """Number of steps of an epoch, max(1, ⌈N_k/m⌉), of the shape of `num_rows`."""
     return ((num_rows + batch_size - 1) // batch_size).clamp_min(1)
 
 
 def has_rows(picks: Minibatch) -> Tensor:
-    """Whether there is a row in a step's minibatch, (); padding has none."""
+    """Whether a step's minibatch contains a row, (); False for padding."""
     return (picks.weight > 0).any()
 
 
 def with_batches(data: ClientData, batch_size: int | None) -> tuple[Batch | ClientData, Batch | ClientData]:
-    """`const` and its client axes for `Problem.scan`: all rows at once, or the rows to pick from, for `batch_of`."""
+    """`const` and its client axes for `Problem.scan` and `batch_of`: all rows at once, or rows for minibatches."""
     if batch_size is None:
         return data.full_batch(), BATCHES
     return data, CLIENTS
 
 
 def batch_of(const: Batch | ClientData, picks: Minibatch) -> Batch:
-    """The batch of a step: the whole client, or the rows picked for it; `const` of `with_batches`, of one client."""
+    """The batch of a step: all rows of the client, or its minibatch; `const` is that of `with_batches`."""
     return const if isinstance(const, Batch) else const.take(picks)

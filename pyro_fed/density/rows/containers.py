@@ -1,9 +1,9 @@
 """Containers of columns, as trees of arrays: tables, dataclasses, namespaces, record arrays, data sets.
 
 Tuples, lists, dictionaries and named tuples are trees already. Other containers become nodes of the tree, which are
-built again around other leaves: an object of the same class, or, if the class cannot hold tensors (pandas, xarray,
-record arrays), a table or a set of fields with the same interface. By name a table with its columns in another order
-is the same table, as a matrix, `df @ w`, another one: columns and keys are put in the order that the model had before.
+rebuilt around other leaves: an object of the same class, or, if the class cannot hold tensors (pandas, xarray, record
+arrays), a table or a set of fields with the same interface. A table whose columns have another order is equal by name,
+but different as a matrix, `df @ w`: columns and keys are put in the order of the federation's arguments.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from torch.utils import _pytree as pytree
 
 from pyro_fed.errors import DataError, listed
 
-#: Depth to which containers are taken apart.
+#: Largest depth of containers that are converted to nodes.
 MAX_CONTAINER_DEPTH = 4
 
 
 class Table:
-    """A data frame while a model runs, of columns by name, or as one matrix; blocks are that or a tensor each."""
+    """A data frame during a run, with columns by name or as a matrix; `blocks` is one matrix or a tensor per column."""
 
     def __init__(self, columns: Sequence[Any], blocks: Sequence[Tensor]) -> None:
         self._columns, self._blocks = list(columns), list(blocks)
@@ -43,7 +43,7 @@ class Table:
         if len(self._blocks) == 1 and self._blocks[0].dim() == 2:
             return self._blocks[0]
         if any(block is None for block in self._blocks):
-            raise ValueError(f"the columns {self._columns} are no matrix: one of them is None")
+            raise ValueError(f"the columns {self._columns} do not form a matrix: one of them is None")
         dtypes = [block.dtype for block in self._blocks]
         widest = dtypes[0]
         for dtype in dtypes[1:]:
@@ -75,10 +75,10 @@ class Table:
 
     def drop(self, labels: Any = None, *, columns: Any = None, **_: Any) -> Table:
         """The table without the named columns (`labels` or `columns`)."""
-        gone = columns if columns is not None else labels
-        gone = [gone] if isinstance(gone, str) else list(gone)
-        kept = [name for name in self._columns if name not in gone]
-        return Table(kept, [self._column(name) for name in kept])
+        dropped = columns if columns is not None else labels
+        dropped = [dropped] if isinstance(dropped, str) else list(dropped)
+        names = [name for name in self._columns if name not in dropped]
+        return Table(names, [self._column(name) for name in names])
 
     def keys(self) -> list[Any]:
         """The columns' names."""
@@ -99,13 +99,13 @@ class Table:
         if isinstance(key, list) and all(self._has(name) for name in key):
             return Table(key, [self._column(name) for name in key])
         if isinstance(key, str) and not self._has(key):
-            raise KeyError(self._absent(key))
+            raise KeyError(self._missing_column_message(key))
         return self._column(key) if self._has(key) else self.values[key]
 
-    def _absent(self, name: str) -> str:
+    def _missing_column_message(self, name: str) -> str:
         return (
             f"the data frame has no column '{name}': {self._held}. "
-            f"What is to be predicted may be a column of None, frame.assign({name}=None)"
+            f"A column to be predicted may be None, frame.assign({name}=None)"
         )
 
     @property
@@ -128,10 +128,10 @@ class Table:
             return getattr(self.values, name)
         if hasattr(pd.DataFrame, name):
             raise AttributeError(
-                f"the data frame has no '{name}' of pandas: {self._held}. Make the columns that the model needs in the "
+                f"the data frame has no '{name}' of pandas: {self._held}. Add the columns that the model needs to the "
                 "frame before the federation is made"
             )
-        raise AttributeError(self._absent(name))
+        raise AttributeError(self._missing_column_message(name))
 
     @classmethod
     def __torch_function__(
@@ -162,7 +162,7 @@ for _name in _ARITHMETIC.split():
 
 
 class Fields:
-    """Named arrays while a model runs, by attribute and by key, as of a record array or an xarray data set."""
+    """Named arrays of a record array or an xarray data set during a run, by attribute and by key."""
 
     def __init__(self, names: Sequence[str], values: Sequence[Any]) -> None:
         self.__dict__.update(zip(names, values, strict=True))
@@ -186,7 +186,7 @@ class Fields:
 
 @dataclass(frozen=True)
 class TableKind:
-    """A data frame; `whole` if its columns, of one dtype, are one leaf."""
+    """A data frame; `whole` if its columns, of one dtype, form one leaf."""
 
     columns: tuple[Any, ...]
     whole: bool
@@ -213,7 +213,7 @@ class FieldsKind:
 
 @dataclass(frozen=True)
 class ObjectKind:
-    """An object with attributes, of any class; it is built without calling its `__init__`."""
+    """An object with attributes, of any class; it is rebuilt without a call of its `__init__`."""
 
     of: type
     names: tuple[str, ...]
@@ -246,7 +246,7 @@ class DictKind:
 
 
 class _Unnamed:
-    """A key that adds nothing to a leaf's name."""
+    """A key without a part in a leaf's name."""
 
     def __str__(self) -> str:
         return ""
@@ -254,7 +254,7 @@ class _Unnamed:
 
 @dataclass(frozen=True)
 class Node:
-    """A container as a node of the tree; put together again it is the container, not the node."""
+    """A container as a node of the tree; unflattening returns the container, not the node."""
 
     kind: TableKind | FieldsKind | ObjectKind | DictKind
     children: list[Any]
@@ -271,8 +271,8 @@ pytree.register_pytree_node(
 def as_tree(value: Any) -> Any:
     """A model's arguments with containers as nodes of the tree, and lists of numbers or texts as arrays.
 
-    A list is an array if it is as long as an array beside it, or, without any array, as the longest list. Others, such
-    as the sizes of a network's layers, stay lists.
+    A list is an array if its length is that of an array among the arguments, or, without arrays, of the longest list.
+    Other lists, such as the sizes of a network's layers, stay lists.
     """
     leaves = pytree.tree_leaves(_tree(value, frozenset(), 0), is_leaf=is_column)
     lengths = {np.shape(leaf)[0] for leaf in leaves if not isinstance(leaf, str | list) and np.ndim(leaf)}
@@ -281,7 +281,7 @@ def as_tree(value: Any) -> Any:
 
 
 def is_column(value: Any) -> bool:
-    """Whether this is a list of numbers, or of lists of them that are equally long."""
+    """Whether a value is a list of numbers, or of lists of numbers of equal length."""
     if not isinstance(value, list) or len(value) < 2:
         return False
     if all(isinstance(part, list) for part in value):
@@ -311,27 +311,27 @@ def _node(value: Any) -> Node | None:
         names = value.dtype.names
         return Node(FieldsKind(names), [np.asarray(value[name]) for name in names]) if names else None
     if hasattr(value, "to_numpy"):
-        return _frame(value) if hasattr(value, "columns") else None
+        return _node_of_frame(value) if hasattr(value, "columns") else None
     if hasattr(value, "data_vars"):  # an xarray data set
-        held = {str(name): value[name] for name in [*value.coords, *value.data_vars]}
-        return Node(FieldsKind(tuple(held)), list(held.values()))
+        fields = {str(name): value[name] for name in [*value.coords, *value.data_vars]}
+        return Node(FieldsKind(tuple(fields)), list(fields.values()))
     if isinstance(value, dict):
         plain = type(value).__module__ in ("collections", "builtins")
         return None if plain else Node(DictKind(type(value), tuple(value)), list(value.values()))
     if hasattr(value, "toarray") and hasattr(value, "nnz"):
-        return None  # SciPy's sparse ones, which are refused by name
+        return None  # SciPy's sparse arrays, which are refused by name
     attributes = _attributes(value)
     if not any(_is_array(part) for part in attributes.values()):
         return None
     return Node(ObjectKind(type(value), tuple(attributes)), list(attributes.values()))
 
 
-def _frame(value: Any) -> Node:
-    """A data frame: one leaf if all of its columns are numbers of one dtype, else one for each column."""
+def _node_of_frame(value: Any) -> Node:
+    """A data frame: one leaf if all columns are numbers of one dtype, otherwise one leaf for each column."""
     names = tuple(value.columns)
-    if twice := sorted({str(name) for name in names if names.count(name) > 1}):
+    if repeated := sorted({str(name) for name in names if names.count(name) > 1}):
         raise DataError(
-            f"a data frame has several columns called {', '.join(map(repr, twice))}: which is meant cannot be told; "
+            f"a data frame has several columns called {', '.join(map(repr, repeated))}, which are ambiguous; "
             "rename them, such as by df.columns = [...]"
         )
     if isinstance(value, Table):  # a client's own arguments
@@ -358,10 +358,10 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, Tensor | np.ndarray) or hasattr(value, "to_numpy")
 
 
-#: Names of columns or keys, by the name of the argument, or of the part of one, that has them.
+#: Names of columns or keys, by the name of their argument or part of an argument.
 Orders = Mapping[str, Sequence[Any]]
 
-#: Name of all keyword arguments together.
+#: Name of the dictionary of all keyword arguments.
 KEYWORDS = ""
 
 
@@ -369,9 +369,9 @@ def orders_of(
     args: Sequence[Any], kwargs: Mapping[str, Any], heads: Sequence[str], kinds: tuple[type, ...] = (Table, dict)
 ) -> dict[str, tuple[Any, ...]]:
     """Columns and keys of all tables and dictionaries (`kinds`) among a model's arguments, by name."""
-    named = [*zip(heads, args, strict=True), *kwargs.items()]
-    found = {KEYWORDS: tuple(kwargs)} if kwargs and dict in kinds else {}
-    return found | {name: order for head, value in named for name, order in _orders(value, head, kinds)}
+    named_values = [*zip(heads, args, strict=True), *kwargs.items()]
+    keyword_order = {KEYWORDS: tuple(kwargs)} if kwargs and dict in kinds else {}
+    return keyword_order | {name: order for head, value in named_values for name, order in _orders(value, head, kinds)}
 
 
 def _orders(value: Any, name: str, kinds: tuple[type, ...]) -> Iterator[tuple[str, tuple[Any, ...]]]:
@@ -387,45 +387,51 @@ def _orders(value: Any, name: str, kinds: tuple[type, ...]) -> Iterator[tuple[st
 
 
 def in_order(tree: tuple[tuple[Any, ...], dict[str, Any]], heads: Sequence[str], orders: Orders) -> Any:
-    """A model's arguments as a tree, columns and keys as before, without new ones; DataError for renamed columns."""
+    """A model's arguments as a tree with columns and keys in known order; DataError for renamed columns."""
     args, kwargs = tree
     return (
-        tuple(_in_known_order(part, head, orders) for head, part in zip(heads, args, strict=True)),
-        {name: _in_known_order(kwargs[name], name, orders) for name in _as_before(kwargs, orders.get(KEYWORDS, ()))},
+        tuple(_reordered_part(part, head, orders) for head, part in zip(heads, args, strict=True)),
+        {name: _reordered_part(kwargs[name], name, orders) for name in _in_order_of(kwargs, orders.get(KEYWORDS, ()))},
     )
 
 
-def _in_known_order(value: Any, name: str, orders: Orders) -> Any:
+def _reordered_part(value: Any, name: str, orders: Orders) -> Any:
     if isinstance(value, Node):
         if isinstance(value.kind, TableKind):
-            return _table(value, value.kind, orders[name], name) if name in orders else value
-        held = dict(zip(value.kind.names, value.children, strict=True))
-        keys = tuple(_as_before(held, orders.get(name, ())) if isinstance(value.kind, DictKind) else held)
-        parts = [_in_known_order(held[key], f"{name}[{key!r}]", orders) for key in keys]
+            return _reordered_table(value, value.kind, orders[name], name) if name in orders else value
+        parts_by_key = dict(zip(value.kind.names, value.children, strict=True))
+        keys = tuple(
+            _in_order_of(parts_by_key, orders.get(name, ())) if isinstance(value.kind, DictKind) else parts_by_key
+        )
+        parts = [_reordered_part(parts_by_key[key], f"{name}[{key!r}]", orders) for key in keys]
         return Node(replace(value.kind, names=keys), parts)
     if type(value) is dict:
-        ordered = _as_before(value, orders.get(name, ()))
-        return {key: _in_known_order(value[key], f"{name}[{key!r}]", orders) for key in ordered}
+        keys_in_order = _in_order_of(value, orders.get(name, ()))
+        return {key: _reordered_part(value[key], f"{name}[{key!r}]", orders) for key in keys_in_order}
     if isinstance(value, tuple | list):
-        parts = [_in_known_order(part, f"{name}[{i!r}]", orders) for i, part in enumerate(value)]
+        parts = [_reordered_part(part, f"{name}[{i!r}]", orders) for i, part in enumerate(value)]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value
 
 
-def _as_before(keys: Collection[Any], known: Sequence[Any]) -> list[Any]:
-    """Keys in the order of the known ones; others follow."""
-    first = [key for key in known if key in keys]
-    return [*first, *(key for key in keys if key not in first)]
+def _in_order_of(keys: Collection[Any], known: Sequence[Any]) -> list[Any]:
+    """Keys in the order of the known keys, followed by other keys."""
+    known_keys = [key for key in known if key in keys]
+    return [*known_keys, *(key for key in keys if key not in known_keys)]
 
 
-def _table(node: Node, kind: TableKind, known: Sequence[Any], name: str) -> Node:
+def _reordered_table(node: Node, kind: TableKind, known: Sequence[Any], name: str) -> Node:
     missing = [str(column) for column in known if column not in kind.columns]
-    more = [str(column) for column in kind.columns if column not in known]
-    if missing and more:
+    new_columns = [str(column) for column in kind.columns if column not in known]
+    if missing and new_columns:
         raise DataError(
-            f"argument '{name}', a data frame, has the column(s) {listed(more)} and not {listed(missing)}, which it "
-            "had before: give it the same names"
+            f"argument '{name}', a data frame, has the column(s) {listed(new_columns)} and not the earlier column(s) "
+            f"{listed(missing)}: give it the same names"
         )
-    kept = [kind.columns.index(column) for column in known if column in kind.columns]
-    children = [np.ascontiguousarray(node.children[0][:, kept])] if kind.whole else [node.children[i] for i in kept]
-    return Node(TableKind(tuple(kind.columns[i] for i in kept), kind.whole), children)
+    kept_indices = [kind.columns.index(column) for column in known if column in kind.columns]
+    children = (
+        [np.ascontiguousarray(node.children[0][:, kept_indices])]
+        if kind.whole
+        else [node.children[i] for i in kept_indices]
+    )
+    return Node(TableKind(tuple(kind.columns[i] for i in kept_indices), kind.whole), children)

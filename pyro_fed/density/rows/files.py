@@ -1,8 +1,8 @@
-"""Rows in files: tensors that the operating system reads as they are used, and passes that hold one block at a time.
+"""Rows in files: memory-mapped tensors, and passes that hold one block at a time.
 
-`mapped` makes a tensor of a part of a file, which is not copied, and not read before it is used. What has been read
-stays in the process's memory until it is `let_go`, and is then read again; what a model writes into such a tensor does
-not reach the file. Another process is sent the place of such a tensor (`place_of`), and not the rows.
+`mapped` makes a tensor of a part of a file without a copy; the operating system reads it when it is used. Pages stay in
+the process's memory until `let_go`, and are then read again. Writes of a model into such a tensor do not reach the
+file. Other processes receive the place of such a tensor (`place_of`), not its rows.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from pyro_fed.errors import DataError
 from pyro_fed.ops.memory import count_in_cache, count_in_memory
 
-#: Numbers that the system reads from a file around each row that is picked: 128 KiB.
+#: Numbers that the system reads from a file around each selected row: 128 KiB.
 READ_AHEAD_NUMBERS = 2**15
-#: Flags of a mapping whose pages are one's own once they are written to, and need no room before.
+#: Flags of a private mapping: pages are copied when they are written to, and no memory is reserved before.
 OWN_PAGES = mmap.MAP_PRIVATE | (0x4000 if sys.platform == "linux" else 0)  # MAP_NORESERVE
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where an array lies in a file."""
+    """Place of an array in a file."""
 
     path: str
-    dtype: str  # of NumPy, such as "<f4"
+    dtype: str  # NumPy's name, such as "<f4"
     offset: int  # bytes before the first number
     shape: tuple[int, ...]
     strides: tuple[int, ...]  # bytes from one number to the next along each axis
@@ -54,7 +54,7 @@ class Place:
 
 @dataclass(frozen=True)
 class _Mapping:
-    """A mapped file: its memory, its place, the places that its rows came from, each with its first row, its end."""
+    """A mapped file: its memory, its place, the original places of its rows by first row; whether it is temporary."""
 
     memory: mmap.mmap
     place: Place
@@ -62,12 +62,12 @@ class _Mapping:
     temporary: bool
 
 
-#: Mappings by the address of the storage of the tensors over them.
+#: Mappings by the address of their tensors' storage.
 _MAPPINGS: dict[int, _Mapping] = {}
 
 
 def place_of_array(array: np.ndarray) -> Place | None:
-    """Where an array lies in a file; None if it lies in memory, or is changed there alone (mode "c")."""
+    """The place of an array in a file; None if it is in memory, or a copy-on-write mapping (mode "c")."""
     root: Any = array
     while isinstance(root.base, np.ndarray):
         root = root.base
@@ -80,7 +80,7 @@ def place_of_array(array: np.ndarray) -> Place | None:
 
 
 def mapped_array(array: np.ndarray) -> Tensor | None:
-    """An array that lies in a file as a tensor over that; None if it lies in memory, or its file is another now."""
+    """A tensor over the file of a mapped array; None if the array is in memory, or if its file has changed."""
     place = place_of_array(array)
     if place is None or not os.path.exists(place.path):
         return None
@@ -91,7 +91,7 @@ def mapped_array(array: np.ndarray) -> Tensor | None:
 
 
 def mapped(place: Place, origins: Sequence[tuple[int, Place]] = (), temporary: bool = False) -> Tensor:
-    """The array at a place in a file as a tensor; DataError without it. A `temporary` file ends with the tensor."""
+    """The array at a place in a file as a tensor; DataError if unreadable. `temporary` files end with the tensor."""
     first = place.offset - place.offset % mmap.ALLOCATIONGRANULARITY
     length = place.offset - first + place.num_bytes
     try:
@@ -100,12 +100,12 @@ def mapped(place: Place, origins: Sequence[tuple[int, Place]] = (), temporary: b
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno == errno.EMFILE:
             raise DataError(
-                f"rows are in the file {place.path}, and this process has as many files open as it may: raise the "
-                "limit (ulimit -n), or write the clients' rows one after the other into one file"
+                f"rows are in the file {place.path}, but this process has reached its limit of open files: raise the "
+                "limit (ulimit -n), or write the clients' rows consecutively into one file"
             ) from error
         raise DataError(
-            f"rows are in the file {place.path}, which cannot be read here ({error}): where clients run in other "
-            "processes or on other machines, the file must be there under the same path"
+            f"rows are in the file {place.path}, which cannot be read here ({error}): if clients run in other "
+            "processes or on other machines, the file must exist there under the same path"
         ) from error
     array = np.ndarray(place.shape, place.dtype, memory, place.offset - first, place.strides)
     tensor = torch.from_numpy(array)
@@ -117,7 +117,7 @@ def mapped(place: Place, origins: Sequence[tuple[int, Place]] = (), temporary: b
 
 def _forget(address: int, path: str | None, process: int) -> None:
     _MAPPINGS.pop(address, None)
-    if path is not None and process == os.getpid():  # a forked process has the mapping too, and not the file
+    if path is not None and process == os.getpid():  # a forked process shares the mapping, but does not own the file
         with suppress(FileNotFoundError):
             os.unlink(path)
 
@@ -135,14 +135,14 @@ def is_mapped(leaf: Any) -> bool:
 
 
 def let_go(leaf: Tensor) -> None:
-    """Take what has been read of a mapped tensor out of this process's memory; nothing for another one."""
+    """Release the pages of a mapped tensor from this process's memory; no effect on other tensors."""
     mapping = _mapping_of(leaf)
     if mapping is not None:
         mapping.memory.madvise(mmap.MADV_DONTNEED)
 
 
 def place_of(leaf: Tensor) -> Place | None:
-    """Where a mapped tensor lies, the file of its rows if that has all; None if in a temporary file alone."""
+    """The place of a mapped tensor, in the original file if it has all rows; None if only a temporary file does."""
     mapping = _MAPPINGS[leaf.untyped_storage().data_ptr()]
     whole, size = mapping.place, leaf.element_size()
     inside = int(leaf.storage_offset()) * size
@@ -161,7 +161,7 @@ def place_of(leaf: Tensor) -> Place | None:
 
 
 def blocks(leaf: Tensor) -> Iterator[Tensor]:
-    """The rows (N, ...) in blocks (m, ...), one after the other, each let go before the next; a scalar is one."""
+    """The rows (N, ...) in consecutive blocks (m, ...), each released before the next; a scalar is one block."""
     if not leaf.dim():
         yield leaf
         return
@@ -171,18 +171,18 @@ def blocks(leaf: Tensor) -> Iterator[Tensor]:
 
 
 def picked(leaf: Any, at: Tensor) -> Any:
-    """The rows at positions (m,), of a file few at a time: with each the system reads many that are near it."""
+    """The rows at positions (m,); from a file a few at a time, since the system reads many rows around each."""
     if not is_mapped(leaf):
         return leaf[at]
     parts = []
-    for some in at.split(count_in_memory(max(READ_AHEAD_NUMBERS, leaf[:1].numel()))):
-        parts.append(leaf[some])
+    for chunk in at.split(count_in_memory(max(READ_AHEAD_NUMBERS, leaf[:1].numel()))):
+        parts.append(leaf[chunk])
         let_go(leaf)
     return torch.cat(parts)
 
 
 def row_blocks(rows: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
-    """Rows (N, ...) of several tensors in blocks (m, ...) of them together, each let go before the next."""
+    """Rows (N, ...) of several tensors in common blocks (m, ...), each released before the next."""
     count = len(rows[0])
     size = count_in_memory(sum(leaf[:1].numel() for leaf in rows))
     for first in range(0, count, size):
@@ -192,18 +192,18 @@ def row_blocks(rows: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
 
 
 def pooled(parts: Sequence[Tensor]) -> Tensor:
-    """The rows of tensors one after the other: in memory, or in a file if one of them is mapped."""
+    """The concatenated rows of tensors: in memory, or in a file if one of the tensors is mapped."""
     if not any(map(is_mapped, parts)):
         return torch.cat(list(parts))
-    filled = [part for part in parts if len(part)]
-    places = [place_of(part) if is_mapped(part) else None for part in filled]
+    non_empty = [part for part in parts if len(part)]
+    places = [place_of(part) if is_mapped(part) else None for part in non_empty]
     if places and places[0] is not None and all(_follows(a, b) for a, b in pairwise(places)):
-        return mapped(replace(places[0], shape=(sum(map(len, filled)), *places[0].shape[1:])))
+        return mapped(replace(places[0], shape=(sum(map(len, non_empty)), *places[0].shape[1:])))
     return written(parts, reduce(torch.promote_types, [part.dtype for part in parts]))
 
 
 def _follows(one: Place | None, other: Place | None) -> bool:
-    """Whether the rows at one place in a file are followed by those at another."""
+    """Whether the rows at one place directly follow those at another in a file."""
     if one is None or other is None:
         return False
     after = replace(one, offset=one.offset + one.shape[0] * one.strides[0], shape=other.shape)
@@ -212,7 +212,7 @@ def _follows(one: Place | None, other: Place | None) -> bool:
 
 @contextmanager
 def _removed_on_error(path: str) -> Iterator[None]:
-    """Remove a file that is not written to its end, as on a full disk."""
+    """Remove a file that is not completely written, such as on a full disk."""
     try:
         yield
     except BaseException:
@@ -221,17 +221,17 @@ def _removed_on_error(path: str) -> Iterator[None]:
 
 
 def written(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """The rows of tensors one after the other in `dtype`, in a temporary file, which is removed with the tensor."""
-    places, first = [], 0
+    """The concatenated rows of tensors in `dtype`, in a temporary file that is removed with the tensor."""
+    places, row_count = [], 0
     with tempfile.NamedTemporaryFile(prefix="pyro_fed_rows_", delete=False) as file, _removed_on_error(file.name):
         for part in parts:
             for block in blocks(part):
                 file.write(block.to(dtype).contiguous().numpy().data)
             if is_mapped(part) and (origin := place_of(part)) is not None:
-                places.append((first, origin))
-            first += len(part)
+                places.append((row_count, origin))
+            row_count += len(part)
         file.flush()
-    like = torch.empty((first, *parts[0].shape[1:]), dtype=dtype, device="meta")
-    item = torch.empty(0, dtype=dtype).numpy().dtype.str
-    strides = tuple(step * like.element_size() for step in like.stride())
-    return mapped(Place(file.name, item, 0, tuple(like.shape), strides), places, temporary=True)
+    result_shape = torch.empty((row_count, *parts[0].shape[1:]), dtype=dtype, device="meta")
+    dtype_name = torch.empty(0, dtype=dtype).numpy().dtype.str
+    strides = tuple(step * result_shape.element_size() for step in result_shape.stride())
+    return mapped(Place(file.name, dtype_name, 0, tuple(result_shape.shape), strides), places, temporary=True)

@@ -1,4 +1,4 @@
-"""Columns of text and categories while a model runs: they have labels, and are not numbers by themselves.
+"""Columns of text and categories during a run: codes with labels, which are not numbers.
 
     sex == "male", stage.isin(["III", "IV"])      comparisons with labels; other values are refused
     level[hospital], F.one_hot(stage, 3)          lookups, by the codes 0, 1, ... of the labels in their order
@@ -6,8 +6,8 @@
     severity >= "medium"                          if the categories are ordered
     stage.cat.codes                               the codes as numbers
 
-Everything else is refused, arithmetic first of all: the codes of text are in alphabetical order, which is the model's
-only by chance. `federation.labels` checks by the model's density whether the numbering matters all the same.
+Other operations, such as arithmetic, are refused: the codes of text are in alphabetical order, which has no meaning in
+the model. `federation.labels` checks by the model's density whether the numbering matters nevertheless.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pyro_fed.errors import LISTED, listed, shown
 
 
 class Labels(tuple[Any, ...]):
-    """The labels of the codes 0, 1, ...; `ordered` if the user has given this order."""
+    """The labels of the codes 0, 1, ...; `ordered` if the user has specified their order."""
 
     ordered: bool
 
@@ -46,17 +46,17 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-#: Functions of a tensor's form; of its numbers they use only how many labels there are or which are missing.
+#: Functions of a tensor's shape, of the number of its labels, or of missing values.
 FACTS = _names("""
     size dim ndimension numel nelement __len__ stride is_contiguous is_floating_point is_complex get_device element_size
     max amax unique isnan isfinite isinf
 """)
-#: Functions whose results are the same column in another form.
+#: Functions that return the same column in another shape.
 FORMS = _names("""
     __get__ __getitem__ reshape reshape_as view view_as unsqueeze squeeze expand expand_as broadcast_to flatten clone
     detach contiguous to type long int cpu cuda movedim transpose permute t index_select repeat select narrow
 """)
-#: Functions that look up, count or add up by codes that are not their first argument, and those where they may be.
+#: Functions that look up, count or add up by codes; in the former the codes are not the first argument.
 BY_CODES = _names("""
     __getitem__ __setitem__ index_select gather take take_along_dim index_add index_add_ scatter_add scatter_add_
     scatter scatter_ index_put index_put_ index_copy scatter_reduce
@@ -68,10 +68,10 @@ EQUAL = {"eq": True, "__eq__": True, "ne": False, "__ne__": False}
 class Labelled(Tensor):
     """Codes (n, ...) of labels, as a model receives them."""
 
-    labels: Labels  # empty if they number the groups at hand
-    argument: str  # its name, for messages
-    #: The tensor that the codes came as. Everything is computed from it: what records the operations of a model tells
-    #: tensors apart by identity, and would take a copy for a constant.
+    labels: Labels  # empty if the codes number the present groups
+    argument: str  # name of the argument, for messages
+    #: The original tensor of codes, from which all results are computed: the recorder of operations identifies tensors
+    #: by identity, and would record a copy as a constant.
     codes: Tensor
 
     @classmethod
@@ -87,20 +87,20 @@ class Labelled(Tensor):
             if name in FACTS or name in OF_CODES or (name in BY_CODES and one is not first):
                 return func(*codes, **options)
             if name in FORMS and isinstance(first, Labelled):
-                found = func(*codes, **options)
-                if not isinstance(found, Tensor):
-                    return found
-                if not found.is_floating_point():
-                    return labelled(found, first.labels, first.argument)
-        kept = one if one is not None else _found_in((args, kwargs or {}))
-        kept.refuse(f"computes with it as a number ({name}):")
+                result = func(*codes, **options)
+                if not isinstance(result, Tensor):
+                    return result
+                if not result.is_floating_point():
+                    return labelled(result, first.labels, first.argument)
+        column = one if one is not None else _labelled_argument((args, kwargs or {}))
+        column.refuse(f"computes with it as a number ({name}):")
 
     def refuse(self, what: str) -> NoReturn:
-        """Raise an error with the cures for this column; `what` is the model's use of it."""
+        """Raise an error with cures for this column; `what` is the model's use of it."""
         if not self.labels:
             raise ValueError(
-                f"argument '{self.argument}' says to which group each row belongs, and the model {what} it is looked "
-                f"up by alone, level[{self.argument}]; for anything else pass the column again, as another argument"
+                f"argument '{self.argument}' holds each row's group, and the model {what} it may only be used to "
+                f"index, level[{self.argument}]; for other uses pass the column again, as another argument"
             )
         label = self.labels[-1] if len(self.labels) <= LISTED else "..."
         raise ValueError(
@@ -111,21 +111,21 @@ class Labelled(Tensor):
 
     @property
     def names(self) -> str:
-        """The labels for a message, or their number if they are many and may name single rows."""
+        """The labels for a message, or their number if they are many and may identify rows."""
         return f"[{listed(self.labels)}]" if len(self.labels) <= LISTED else f"{len(self.labels)} labels"
 
     def code(self, label: Any) -> int:
         """The code of a label."""
-        known = isinstance(label, str | bool | int | float) and label in self.labels
+        is_label = isinstance(label, str | bool | int | float) and label in self.labels
         if not self.labels or isinstance(label, Tensor):
             self.refuse("compares it with numbers:" if isinstance(label, Tensor) else "compares it with labels:")
-        if not known:
-            near = closest(str(label), map(str, self.labels))
-            meant = f"; {near.rstrip('?')}" if near.startswith("did") and len(self.labels) <= LISTED else ""
+        if not is_label:
+            suggestion = closest(str(label), map(str, self.labels))
+            hint = f"; {suggestion.rstrip('?')}" if suggestion.startswith("did") and len(self.labels) <= LISTED else ""
             raise ValueError(
-                f"argument '{self.argument}' is compared with {shown(label)}, which is none of its labels, "
-                f"{self.names}{meant}. A label without rows is known "
-                f"where the column is pandas.Categorical({self.argument}, categories=[...]), which names all"
+                f"argument '{self.argument}' is compared with {shown(label)}, which is not one of its labels, "
+                f"{self.names}{hint}. Include labels without rows by "
+                f"pandas.Categorical({self.argument}, categories=[...])"
             )
         return self.labels.index(label)
 
@@ -156,13 +156,13 @@ class Labelled(Tensor):
     eq, ne, lt, le, gt, ge = __eq__, __ne__, __lt__, __le__, __gt__, __ge__  # type: ignore[assignment]
 
     def isin(self, labels: Collection[Any]) -> Tensor:
-        """Where the column is one of some labels."""
+        """Whether each entry is one of some labels."""
         codes = [self.code(label) for label in labels]
         table = [number in codes for number in range(len(self.labels))]
         return torch.as_tensor(table, device=self.device)[plain(self)]
 
     def map(self, values: Mapping[Any, Any] | Callable[[Any], Any]) -> Tensor:
-        """The value, a number or a latent, of each row's label."""
+        """The value of each row's label, a number or a latent."""
         if not self.labels:
             self.refuse("maps its labels:")
         if not callable(values):
@@ -173,8 +173,8 @@ class Labelled(Tensor):
                 )
             for label in values:
                 self.code(label)
-        each = [values(label) if callable(values) else values[label] for label in self.labels]
-        table = [torch.as_tensor(one, device=self.device) for one in each]
+        mapped_values = [values(label) if callable(values) else values[label] for label in self.labels]
+        table = [torch.as_tensor(one, device=self.device) for one in mapped_values]
         widest = table[0].dtype
         for one in table:
             widest = torch.promote_types(widest, one.dtype)
@@ -182,7 +182,7 @@ class Labelled(Tensor):
 
     @property
     def cat(self) -> Categories:
-        """Codes as numbers, the labels, and whether the user has given their order."""
+        """Codes as numbers, the labels, and whether the user has specified their order."""
         return Categories(plain(self), self.labels, self.labels.ordered)
 
     def astype(self, dtype: Any, *_: Any, **__: Any) -> Any:
@@ -213,10 +213,10 @@ class Labelled(Tensor):
 
 
 def labelled(codes: Tensor, labels: Labels, argument: str) -> Labelled:
-    """Codes, whole numbers from 0 of any shape, as a model receives them."""
-    made = codes.as_subclass(Labelled)
-    made.labels, made.argument, made.codes = labels, argument, plain(codes)
-    return made
+    """Codes, integers from 0 of any shape, as a `Labelled` column."""
+    column = codes.as_subclass(Labelled)
+    column.labels, column.argument, column.codes = labels, argument, plain(codes)
+    return column
 
 
 def plain(value: Any) -> Any:
@@ -224,7 +224,7 @@ def plain(value: Any) -> Any:
     return value.codes if isinstance(value, Labelled) else value
 
 
-def _equal(one: Labelled, other: Any, wanted: bool) -> Tensor:
+def _equal(one: Labelled, other: Any, equal: bool) -> Tensor:
     codes = plain(one)
     if isinstance(other, Labelled):
         if not one.labels or one.labels != other.labels:
@@ -234,11 +234,11 @@ def _equal(one: Labelled, other: Any, wanted: bool) -> Tensor:
         code = other  # one-hot: with all numbers from 0
     else:
         code = one.code(other)
-    found: Tensor = codes == code if wanted else codes != code
-    return found
+    result: Tensor = codes == code if equal else codes != code
+    return result
 
 
-def _found_in(parts: Any) -> Labelled:
-    """The column among a function's arguments, in lists of them too."""
+def _labelled_argument(parts: Any) -> Labelled:
+    """The labelled column among a function's arguments, possibly in lists."""
     found: Labelled = next(part for part in torch.utils._pytree.tree_leaves(parts) if isinstance(part, Labelled))
     return found

@@ -1,7 +1,7 @@
-"""One array of an argument as a tensor: masked and nullable arrays, categories, text.
+"""Conversion of an array to a tensor: masked and nullable arrays, categories, text.
 
-Masked and missing values become NaN, so that they are refused like NaN, or handled by the model like NaN. Text and
-categories become codes 0, 1, ..., with their labels, see `labelled`. A column of None throughout is None.
+Masked and missing values become NaN, which is refused, or handled by the model. Text and categories become codes
+0, 1, ..., with labels, see `labelled`. A column that contains only None is None.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pyro_fed.density.rows.files import mapped_array
 from pyro_fed.density.rows.labelled import Labelled, Labels, plain
 from pyro_fed.errors import DataError, listed
 
-#: Labels that codes stand for, by the argument's name.
+#: Labels of codes, by the argument's name.
 LabelsByName = Mapping[str, Labels]
-#: Beginning of a date as text: 2024-03-01, 2024/3/1, 1.3.2024, 03/01/24.
+#: Pattern of a date at the beginning of a text: 2024-03-01, 2024/3/1, 1.3.2024, 03/01/24.
 DATE = re.compile(r"\s*(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2}))(?!\d)")
 
 
 class Leaf(NamedTuple):
-    """A leaf of the arguments, a tensor if it was an array; labels of its codes; whether entries were masked."""
+    """A leaf of the arguments, a tensor for an array; labels of its codes; whether it is a masked array."""
 
     value: Any
     labels: Labels | None = None
@@ -34,21 +34,21 @@ class Leaf(NamedTuple):
 
 
 class UnknownLabelError(DataError):
-    """A label that is not among the known ones of the argument, which is named `argument`."""
+    """A label that is not among the known labels of the argument with the name `argument`."""
 
     def __init__(self, argument: str, unknown: list[str], known: Labels) -> None:
-        super().__init__(f"argument '{argument}' has the labels {listed(unknown)}, which are none of {listed(known)}")
+        super().__init__(f"argument '{argument}' has the labels {listed(unknown)}, which are not among {listed(known)}")
         self.argument = argument
 
 
 def read_leaf(leaf: Any, name: str, known: LabelsByName) -> Leaf:
-    """A leaf as a tensor, if it is an array; `known` has labels of given codes. DataError for what is no number."""
+    """A leaf, as a tensor if it is an array; `known` has earlier labels. DataError if it cannot be converted."""
     if isinstance(leaf, Labelled):
         return _recoded(plain(leaf), leaf.labels, name, known)
     if isinstance(leaf, Tensor) and name in known:
         raise DataError(_numbers_for_labels(name, known[name]))
     if isinstance(leaf, Tensor):
-        return Leaf(_dense(leaf, name).cpu())  # checks read it there; a run moves it, see `Problem.placed`
+        return Leaf(_dense(leaf, name).cpu())  # checks run on the CPU; for runs see `Problem.placed`
     if hasattr(leaf, "toarray") and hasattr(leaf, "nnz"):
         raise DataError(f"argument '{name}' is sparse: pass {name}.toarray()")
     if isinstance(getattr(leaf, "dtype", None), pd.CategoricalDtype):
@@ -63,8 +63,8 @@ def read_leaf(leaf: Any, name: str, known: LabelsByName) -> Leaf:
         leaf = np.asarray(leaf)
     if isinstance(leaf, Iterator | set | frozenset):
         raise DataError(
-            f"argument '{name}' is a {type(leaf).__name__}, which has no rows in an order to be read again: pass a "
-            f"tensor or an array, such as numpy.array(list({name}))"
+            f"argument '{name}' is a {type(leaf).__name__}, whose order is not fixed or which can be read only once: "
+            f"pass a tensor or an array, such as numpy.array(list({name}))"
         )
     if not isinstance(leaf, np.ndarray):
         return Leaf(leaf)
@@ -74,7 +74,7 @@ def read_leaf(leaf: Any, name: str, known: LabelsByName) -> Leaf:
         raise DataError(
             f"argument '{name}' is an array of times ({leaf.dtype}): pass numbers, such as the days since a date "
             f"that is the same for all clients, ({name} - numpy.datetime64('2020-01-01')) / numpy.timedelta64(1, 'D'), "
-            "or leave the column out where the model does not read it"
+            "or omit the column if the model does not read it"
         )
     return Leaf(_tensor(leaf, name))
 
@@ -98,12 +98,12 @@ def _leaf_of_masked_array(leaf: Any, name: str) -> Leaf:
     mask = np.ma.getmaskarray(leaf)
     if not mask.any():
         return Leaf(_tensor(np.asarray(leaf.data), name))
-    filled = leaf.data.astype(leaf.dtype if leaf.dtype.kind == "f" else float)
-    return Leaf(_tensor(np.where(mask, np.nan, filled).astype(filled.dtype), name), masked=True)
+    floats = leaf.data.astype(leaf.dtype if leaf.dtype.kind == "f" else float)
+    return Leaf(_tensor(np.where(mask, np.nan, floats).astype(floats.dtype), name), masked=True)
 
 
 def _of_pandas(series: Any) -> np.ndarray:
-    """A column as NumPy: nullable numbers as floats with NaN if any are missing, else unchanged."""
+    """A column as a NumPy array; nullable numbers with missing values become floats with NaN."""
     if isinstance(series.dtype, pd.StringDtype) or series.dtype == object:
         return np.asarray(series.to_numpy(dtype=object))
     missing = bool(series.isna().any())
@@ -124,7 +124,7 @@ def _categories(series: Any, name: str, known: LabelsByName) -> Leaf:
 
 
 def _recoded(codes: Tensor, labels: Labels, name: str, known: LabelsByName) -> Leaf:
-    """A column with the codes of the known labels, if these differ from its own."""
+    """A column with the codes of the known labels if these differ from its own."""
     if name not in known:
         return Leaf(codes, labels)
     if known[name] == labels:
@@ -138,18 +138,18 @@ def _text(leaf: np.ndarray, name: str, known: LabelsByName) -> Leaf:
     flat = leaf.ravel()
     if leaf.dtype.kind == "O":
         missing = pd.isna(flat)
-        kept = flat[~missing]
-        if len(flat) and not len(kept):
+        present = flat[~missing]
+        if len(flat) and not len(present):
             return Leaf(None)
         if (
             name not in known
-            and len(kept)
-            and all(isinstance(part, bool | int | float | np.number | np.bool_) for part in kept)
+            and len(present)
+            and all(isinstance(part, bool | int | float | np.number | np.bool_) for part in present)
         ):
             numbers = np.where(missing, np.nan, np.where(missing, 0, flat).astype(float)) if missing.any() else flat
-            whole = all(isinstance(part, int | np.integer) for part in flat)  # bools too
+            is_integer = all(isinstance(part, int | np.integer) for part in flat)  # bools too
             return Leaf(
-                _tensor(np.asarray(numbers.tolist() if whole else numbers.astype(float)).reshape(leaf.shape), name)
+                _tensor(np.asarray(numbers.tolist() if is_integer else numbers.astype(float)).reshape(leaf.shape), name)
             )
         if missing.any():
             raise DataError(_missing_label(name, int(np.argmax(missing))))
@@ -157,15 +157,15 @@ def _text(leaf: np.ndarray, name: str, known: LabelsByName) -> Leaf:
         return _leaf_of_labels(leaf, name, known[name])  # categories that are numbers
     if not len(flat) and name not in known:
         raise DataError(
-            f"argument '{name}' is text, or of dtype object, and has no rows, so that its labels are not known: leave "
-            f"a client without rows out, or pass pandas.Categorical({name}, categories=[...])"
+            f"argument '{name}' is text, or of dtype object, and has no rows, so that its labels are not known: omit "
+            f"a client without rows, or pass pandas.Categorical({name}, categories=[...])"
         )
-    kinds = {type(part).__name__ for part in flat.tolist() if not isinstance(part, str)}  # NumPy's texts are text
-    if kinds and name in known:
+    other_types = {type(part).__name__ for part in flat.tolist() if not isinstance(part, str)}  # NumPy's texts are text
+    if other_types and name in known:
         raise DataError(_numbers_for_labels(name, known[name]))
-    if kinds:
+    if other_types:
         raise DataError(
-            f"argument '{name}' is an array of dtype {leaf.dtype} that holds {listed(sorted(kinds))}; expected "
+            f"argument '{name}' is an array of dtype {leaf.dtype} that holds {listed(sorted(other_types))}; expected "
             "numbers, truth values or text. Encode it as numbers, such as by `pandas.factorize`"
         )
     labels = known.get(name) or Labels(sorted({str(part) for part in flat.tolist()}))
@@ -176,10 +176,10 @@ def _text(leaf: np.ndarray, name: str, known: LabelsByName) -> Leaf:
         )
     if all(DATE.match(label) for label in labels):
         raise DataError(
-            f"argument '{name}' is text that reads as dates, whose codes would be no "
+            f"argument '{name}' is text that reads as dates, whose codes would not be "
             f"times: pass numbers, such as (pandas.to_datetime({name}) - pandas.Timestamp('2020-01-01')).dt.days, with "
             f"a date that is the same for all clients, make it a category, pandas.Categorical({name}), if they are "
-            "labels, or leave the column out where the model does not read it"
+            "labels, or omit the column if the model does not read it"
         )
     return _leaf_of_labels(leaf, name, labels)
 
@@ -210,8 +210,8 @@ def _numbers_for_labels(name: str, labels: Labels) -> str:
 
 def _missing_label(name: str, row: int) -> str:
     return (
-        f"argument '{name}'[{row}] has no label: it is missing. Drop these rows, give what is missing a label of its "
-        "own, such as 'unknown', or leave the column out where the model does not read it"
+        f"argument '{name}'[{row}] has no label: it is missing. Drop these rows, give missing values their own "
+        "label, such as 'unknown', or omit the column if the model does not read it"
     )
 
 
@@ -224,10 +224,10 @@ def _tensor(leaf: np.ndarray, name: str) -> Tensor:
             "as numbers, such as by `pandas.factorize`"
         )
     if leaf.dtype.kind == "f" and leaf.dtype.itemsize > 8:
-        leaf = leaf.astype(np.float64)  # long doubles, which torch does not have
+        leaf = leaf.astype(np.float64)  # torch has no long doubles
     if leaf.dtype.kind == "u" and leaf.dtype.itemsize > 1:
         leaf = leaf.astype(np.int64)  # torch has few operations for these
     leaf = leaf.astype(leaf.dtype.newbyteorder("="), copy=False)
     if (tensor := mapped_array(leaf)) is not None:
         return tensor
-    return torch.as_tensor(np.require(leaf, requirements=["C", "W"]))  # pandas gives arrays that are read-only
+    return torch.as_tensor(np.require(leaf, requirements=["C", "W"]))  # arrays of pandas may be read-only

@@ -1,1 +1,1 @@
-"""Runs of the Pyro model, with given values of its latents and with plates under this layer's control."""
+"""Runs of the Pyro model with given values of its latents and on given rows of its plates."""

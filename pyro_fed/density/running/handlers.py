@@ -26,21 +26,21 @@ from pyro_fed.density.running.torch_modes import Noticed, placing, replacing
 from pyro_fed.density.running.trace_sites import Message, is_imputed, plate_of, row_axis, rows_first, unconstraining
 from pyro_fed.errors import SettingError, listed, without_shapes
 
-#: Where this package's own handlers are from.
+#: Module prefix of this package's own handlers.
 OURS = __name__.partition(".")[0] + "."
-#: Pyro's stack of handlers, torch's default dtype and the validation are one for all threads: one model at a time.
+#: Lock for one model at a time: threads share Pyro's stack of handlers, torch's default dtype and the validation.
 _ONE_AT_A_TIME = threading.RLock()
-#: Default dtypes: the session's, and that of each `default_of` that has begun and not ended, in any thread.
+#: Default dtypes: of the session, and of each active `default_of`, in any thread.
 _DEFAULTS: list[list[torch.dtype]] = []
 
-#: Of a model that is run as it is, no function has to give way.
+#: Record for a model that is not mapped, in which no function is replaced.
 UNMAPPED = Noticed(looked=True)
-#: Gives the unconstrained value of a latent site from its message and its transform.
+#: Function that returns the unconstrained value of a latent site from its message and its transform.
 Source = Callable[[Message, Any], Tensor]
 
 
 class Execution(NamedTuple):
-    """One run of the model: its Pyro trace, the filled latents, and the plate sizes it declared."""
+    """One run of the model: its Pyro trace, the handler with the latents' values, and the declared plate sizes."""
 
     trace: Any
     filler: FillLatents
@@ -65,36 +65,36 @@ def run_model(
     walls: Collection[str] = (),
     device: torch.device | None = None,
 ) -> Execution:
-    """Run a model on some rows, with given values of its latents.
+    """Run a model on some rows with given values of its latents.
 
     Args:
         model: the Pyro model.
         args: positional arguments, with the present rows.
         kwargs: keyword arguments.
-        filler: gives the latents their values.
-        indices: (m,) what the partitioned plate yields; None runs it on all of its declared rows.
-        dtype: floating dtype of constants that the model makes.
+        filler: handler that gives the latents their values.
+        indices: (m,) indices of the partitioned plate; None for all of its declared rows.
+        dtype: floating dtype of constants in the model.
         densities: compute the sites' log densities.
         validate: run with Pyro's validation on.
-        first_enum_dim: left of all plates, for values of discrete latents; None if none are enumerated.
-        members: the rows of nested plates that belong to the present rows, by plate.
-        declared: receives the plates' sizes as the model runs, also if it fails.
-        incomplete: whether the data have NaN among them.
-        noticed: known facts about the functions of torch that it calls.
+        first_enum_dim: dimension left of all plates for values of discrete latents; None without enumeration.
+        members: rows of nested plates that belong to the present rows, by plate.
+        declared: receives the plates' sizes during the run, also if the run fails.
+        incomplete: whether the data contain NaN.
+        noticed: record of the torch functions that the model calls.
         walls: names of sites whose density is zero beyond the constraints of their parameters.
-        device: of the arguments; None for the CPU.
+        device: device of the arguments; None for the CPU.
 
     Raises:
-        SettingError: the call is inside handlers of somebody else.
+        SettingError: the call is inside the user's own handlers.
     """
     members, declared = members or {}, {} if declared is None else declared
-    held = {name: len(part) for name, part in members.items()}
+    nested_sizes = {name: len(part) for name, part in members.items()}
     with (
         alone(),
         placing(device),
         conventions(dtype, validate, noticed),
         nullcontext() if first_enum_dim is None else Enumerate(first_enum_dim),
-        pinned_plates(filler.plate, indices, held, declared),
+        pinned_plates(filler.plate, indices, nested_sizes, declared),
         MaskPadding(members),
         Subsample(filler.plate, declared, indices),
         filler,
@@ -105,14 +105,14 @@ def run_model(
     ):
         try:
             trace = poutine.trace(model).get_trace(*args, **kwargs)
-        except SystemExit as error:  # no Exception: it would end the user's program without a word
-            said = RuntimeError(f"the model calls sys.exit({error.code!r}); raise an error there instead")
-            raise said.with_traceback(error.__traceback__) from error
+        except SystemExit as error:  # would end the user's program without a message
+            message = RuntimeError(f"the model calls sys.exit({error.code!r}); raise an error there instead")
+            raise message.with_traceback(error.__traceback__) from error
         except (ValueError, RuntimeError) as error:
-            plain = without_shapes(error)
-            if plain is error:
+            plain_error = without_shapes(error)
+            if plain_error is error:
                 raise
-            raise plain from plain.__cause__
+            raise plain_error from plain_error.__cause__
         if densities:
             trace.compute_log_prob(lambda _, site: not is_imputed(site, (filler.plate, *members)))
             put_walls(trace, walls)
@@ -129,10 +129,10 @@ def alone() -> Iterator[None]:
 
 def check_outside() -> None:
     """Refuse a call inside handlers of the caller; SettingError names them."""
-    with _ONE_AT_A_TIME:  # another thread's are gone then
+    with _ONE_AT_A_TIME:  # no other thread has handlers on the stack then
         handlers = list(runtime._PYRO_STACK)
     if any(isinstance(handler, FillLatents) for handler in handlers):
-        return  # what a model of this package's own run does in it
+        return  # a call by the model, within a run of this package
     foreign = [
         type(handler).__name__
         for handler in handlers
@@ -141,25 +141,25 @@ def check_outside() -> None:
     if foreign:
         raise SettingError(
             f"this is called inside Pyro's handlers {listed(foreign)}, which would change the model and so its "
-            "posterior: call it outside of their `with` block, and put what belongs to the model into it, such as "
+            "posterior: call it outside of their `with` block, and apply handlers to the model itself, such as "
             "poutine.scale(model, scale=0.5)"
         )
 
 
 @contextmanager
 def default_of(dtype: torch.dtype) -> Iterator[None]:
-    """A context in which values made without a dtype are no wider than the problem's, whatever a session has set."""
+    """A context in which the default dtype is not wider than the problem's, for any default of the session."""
     with _ONE_AT_A_TIME:
         if not _DEFAULTS:
             _DEFAULTS.append([torch.get_default_dtype()])
-        own = [torch.float32 if dtype == torch.float32 else _DEFAULTS[0][0]]
-        _DEFAULTS.append(own)
-        torch.set_default_dtype(own[0])
+        own_dtype = [torch.float32 if dtype == torch.float32 else _DEFAULTS[0][0]]
+        _DEFAULTS.append(own_dtype)
+        torch.set_default_dtype(own_dtype[0])
     try:
         yield
     finally:
-        with _ONE_AT_A_TIME:  # threads end in any order: the last one leaves what the first one found
-            _DEFAULTS[:] = [one for one in _DEFAULTS if one is not own]
+        with _ONE_AT_A_TIME:  # threads end in any order: the last one restores the session's default
+            _DEFAULTS[:] = [dtypes for dtypes in _DEFAULTS if dtypes is not own_dtype]
             torch.set_default_dtype(_DEFAULTS[-1][0])
             if len(_DEFAULTS) == 1:
                 _DEFAULTS.clear()
@@ -169,9 +169,9 @@ def default_of(dtype: torch.dtype) -> Iterator[None]:
 def conventions(dtype: torch.dtype, validate: bool, noticed: Noticed | None = None) -> Iterator[None]:
     """A context with or without Pyro's validation, in which the model's constants have the problem's dtype.
 
-    Distributions made before the model runs (a `PyroSample`, a global) keep the validation they were made
-    with, which neither `vmap` nor tracing survives: without `validate` no distribution checks its values, and a
-    matrix that is not positive definite is no error, see `torch_modes`.
+    Distributions made before the run (a `PyroSample`, a global) keep their validation, which fails under `vmap` and
+    tracing. Without `validate` no distribution checks its values, and a matrix that is not positive definite does not
+    raise an error, see `torch_modes`.
     """
     before, patched = torch.get_default_dtype(), cast(Any, Distribution)
     check = patched._validate_sample
@@ -194,7 +194,7 @@ def run_by_pyro(dtype: torch.dtype, constants: dict[str, Any]) -> Iterator[None]
 
 
 def for_pyro(model: Callable[..., Any], constants: dict[str, Any], incomplete: bool) -> Callable[..., Any]:
-    """A model for Pyro's own algorithms, its `pyro.param` held constant, in which each run checks the limit of time."""
+    """A model for Pyro's own algorithms, with constant `pyro.param` values; each run checks the time limit."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         tick()
@@ -205,7 +205,7 @@ def for_pyro(model: Callable[..., Any], constants: dict[str, Any], incomplete: b
 
 
 class HeldParams(Messenger):
-    """Give `pyro.param` statements constant values, those read first; handlers outside see none that are `hidden`."""
+    """Give `pyro.param` statements the values of their first run; outer handlers do not see them if `hidden`."""
 
     def __init__(self, constants: dict[str, Any], hidden: bool = False) -> None:
         super().__init__()
@@ -222,7 +222,7 @@ class HeldParams(Messenger):
 
 
 class RowsCount(Messenger):
-    """Raise the likelihood of rows, in the partitioned plate and those nested in it, to a power."""
+    """Raise the likelihood of rows in the partitioned plate and its nested plates to a power."""
 
     def __init__(self, power: float, plates: tuple[str, ...]) -> None:
         super().__init__()
@@ -234,12 +234,12 @@ class RowsCount(Messenger):
 
 
 class FillLatents(HeldParams):
-    """Give every latent site the value that `source` returns, and keep the transforms' log-Jacobian.
+    """Give every latent site the value that `source` returns, and add up the transforms' log-Jacobians.
 
-    That of the sites inside the partitioned plate is kept row by row, in `row_jacobian` (m,). Imputed entries (the
-    `_unobserved` half of a site with `obs_mask`, inside the plate) integrate to one: they get the placeholder and no
-    density. Discrete latents have their value in `discrete`, or are left to an outer handler if `enumerating`, or get
-    their first value. `nested` are plates whose rows follow those of the partitioned one.
+    `row_jacobian` (m,) has the log-Jacobians of the sites inside the partitioned plate, by rows. Imputed entries (the
+    `_unobserved` half of a site with `obs_mask`, inside the plate) integrate to one: they have the placeholder as value
+    and no density. Discrete latents take their value in `discrete`; otherwise an outer handler enumerates them
+    (`enumerating`), or they take their first value. `nested` are plates nested in the partitioned one.
     """
 
     def __init__(
@@ -266,10 +266,10 @@ class FillLatents(HeldParams):
         if is_imputed(msg, self.plates):
             msg["value"] = torch.full(msg["fn"].shape(), self.placeholder)
         elif is_discrete(msg):
-            known = self.discrete.get(msg["name"])
-            if known is None and self.enumerating:
+            given = self.discrete.get(msg["name"])
+            if given is None and self.enumerating:
                 return
-            msg["value"] = first_value(msg, plate_of(msg, self.plates) is not None) if known is None else known
+            msg["value"] = first_value(msg, plate_of(msg, self.plates) is not None) if given is None else given
         else:
             transform = unconstraining(msg)
             z = self.source(msg, transform)
@@ -279,7 +279,7 @@ class FillLatents(HeldParams):
         msg["done"] = True
 
     def keep_jacobian(self, msg: Message, log_jacobian: Tensor) -> None:
-        """Add a site's log-Jacobian, entry by entry of its unconstrained value, to that of its rows, or of the rest."""
+        """Add a site's log-Jacobian, by entries of its unconstrained value, to `row_jacobian` or `log_jacobian`."""
         axis = row_axis(msg, self.plate)
         if axis is None:
             self.log_jacobian = self.log_jacobian + log_jacobian.sum()

@@ -9,18 +9,19 @@ power; Zhang & Sabuncu (2018) for the generalised cross entropy.
     density power:               L = -(p(y | θ)^β - 1) / β + ∫ p(z | θ)^(1+β) dz / (1 + β)                    (2)
     generalised cross entropy:   L = (1 - p(y | θ)^δ) / δ,    y one of finitely many values                   (3)
 
-The density power is a proper score: the true p minimises its mean. The generalised cross entropy is not: its mean is
-least at p(y) ∝ π(y)^(1/(1-δ)) where the true probabilities are π: logits become 1/(1-δ) times as large (Zhang & Sabuncu
-want classes, not probabilities). With β or δ towards 0 both are -log p(y | θ), up to a constant. A row that the model
-thinks impossible moves θ by p^β ∇ log p, which vanishes, where ordinary Bayes moves it by ∇ log p, which does not.
+The density power is a proper score: the true p minimises its mean. The generalised cross entropy is not proper: if the
+true probabilities are π, its mean is least at p(y) ∝ π(y)^(1/(1-δ)), with logits 1/(1-δ) times as large (Zhang &
+Sabuncu predict classes, not probabilities). As β or δ tends to 0 both tend to -log p(y | θ), up to a constant. An
+improbable row contributes the gradient p^β ∇ log p, which vanishes; in ordinary Bayes it contributes ∇ log p, which
+does not.
 
-FedGVI is partitioned variational inference with such a loss at the clients. Here the loss belongs to the model, as
-everything does that a row contributes, so that every algorithm, its checks and the audit have Eq. (1) as their target.
-A weighted Kullback-Leibler divergence, 1/w KL(q ‖ p), is the algorithms' `temperature`, α above. Deviation: FedGVI's
-other divergences (Rényi's) are not offered.
+FedGVI is partitioned variational inference with such a loss at the clients. Here the loss belongs to the model, so that
+Eq. (1) is the target of every algorithm, its checks and the audit. A weighted Kullback-Leibler divergence,
+1/w KL(q ‖ p), is the algorithms' `temperature`, α above. Deviation: FedGVI's other divergences (Rényi's) are not
+implemented.
 
-The integral of Eq. (2) has a closed form for densities whose power is one of the same family, and is a sum where there
-are finitely many values; other distributions are refused by name.
+The integral of Eq. (2) has a closed form if the power of a density is proportional to a density of the same family, and
+is a sum for finitely many values. Other distributions are refused by name.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ FLAT_FAMILIES = (Bernoulli, Exponential, Normal)
 
 
 class Loss(ABC):
-    """What a row contributes in place of its log density: -L = (p^power - 1) / power - penalty."""
+    """A loss L in place of a row's negative log density: -L = (p^power - 1) / power - penalty."""
 
     @property
     @abstractmethod
@@ -69,7 +70,7 @@ class Loss(ABC):
 
     @abstractmethod
     def penalty(self, observation: Any) -> Tensor | float:
-        """What L has beside the row's own density, of the batch shape; ModelError without a closed form."""
+        """The term of L without the row's own density, of the batch shape; ModelError without a closed form."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +78,8 @@ class DensityPower(Loss):
     """The density power loss, Eq. (2): robust against outliers, for continuous and discrete observations.
 
     Args:
-        beta: β > 0. Larger is more robust and less efficient: without outliers a Gaussian mean has 1.04 times the usual
-            sampling variance with 0.2 and 1.19 times with 0.5, (1 + β²/(1 + 2β))^1.5.
+        beta: β > 0. Larger values are more robust and less efficient: without outliers the sampling variance of a
+            Gaussian mean is (1 + β²/(1 + 2β))^1.5 times the usual one, 1.04 times for 0.2 and 1.19 times for 0.5.
 
     Raises:
         SettingError: beta is not positive.
@@ -110,11 +111,11 @@ class DensityPower(Loss):
 class GeneralisedCrossEntropy(Loss):
     """The generalised cross entropy, Eq. (3): robust against wrong labels, for observations with finitely many values.
 
-    For classification: probabilities that it fits are too extreme, with logits 1/(1 - δ) times the true ones. Take
+    Use it for classification: fitted probabilities are too extreme, with logits 1/(1 - δ) times the true ones. Use
     `DensityPower` for weights and probabilities.
 
     Args:
-        delta: δ in (0, 1]. Towards 0 it is the cross entropy; 1 is the mean absolute error, 1 - p.
+        delta: δ in (0, 1]. The limit 0 is the cross entropy; 1 is the mean absolute error, 1 - p.
 
     Raises:
         SettingError: delta is outside (0, 1].
@@ -137,7 +138,7 @@ class GeneralisedCrossEntropy(Loss):
         return self.delta
 
     def penalty(self, observation: Any) -> float:
-        """Zero, for what has finitely many values."""
+        """Zero, for observations with finitely many values."""
         base = without_event_dims(observation)
         if not base.has_enumerate_support:
             raise ModelError(
@@ -151,25 +152,25 @@ def with_loss(model: Callable[..., Any], loss: Loss) -> Callable[..., Any]:
     """The model with a robust loss in place of the log densities of its rows.
 
     Args:
-        model: a Pyro model. Its observed sites within plates get the loss; priors, latent variables, `pyro.factor` and
-            observed sites outside of plates stay as they are.
+        model: a Pyro model. The loss applies to its observed sites within plates; priors, latent variables,
+            `pyro.factor` and observed sites outside of plates do not change.
         loss: `pf.losses.DensityPower` or `pf.losses.GeneralisedCrossEntropy`.
 
     Returns:
-        A Pyro model with the same arguments. Predictions come from the model's own distributions; leave-one-out scores
-        are those of the loss.
+        A Pyro model with the same arguments. Predictions use the model's own distributions; leave-one-out scores use
+        the loss.
 
     Raises:
-        SettingError: `loss` is something else.
-        ModelError: when the model runs: it observes nothing within a plate, or the loss has no closed form for a
-            distribution.
+        SettingError: `loss` is not a loss.
+        ModelError: raised when the model runs: it observes nothing within a plate, or the loss has no closed form for
+            a distribution.
 
     References:
         Mildner, Hamelijnck, Giampouras & Damoulas (2025), Federated generalised variational inference.
 
     Notes:
-        The posterior's width is that of Eq. (1) in the module's header, which is not the sampling variance of its mean;
-        `temperature` of the algorithms scales it.
+        The posterior variance is that of Eq. (1) in the module's header, which differs from the sampling variance of
+        the posterior mean. The algorithms' `temperature` scales it.
 
     Example:
         >>> robust = pf.losses.with_loss(model, pf.losses.DensityPower(beta=0.2))
@@ -189,7 +190,7 @@ def with_loss(model: Callable[..., Any], loss: Loss) -> Callable[..., Any]:
         if not handler.replaced:
             raise ModelError(
                 "with_loss: the model observes nothing within a plate, so that there is no density to replace; observe "
-                "the rows with pyro.sample(..., obs=...) in their plate"
+                "the rows by pyro.sample(..., obs=...) in their plate"
             )
         return result
 
@@ -225,17 +226,17 @@ class RobustObservation(TorchDistribution):
 
     @property
     def support(self) -> Any:
-        """The base's."""
+        """The support of the base."""
         return self.base.support
 
     @property
     def mean(self) -> Tensor:
-        """The base's."""
+        """The mean of the base."""
         mean: Tensor = self.base.mean
         return mean
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> RobustObservation:
-        """The same, of another batch shape."""
+        """The same distribution with another batch shape."""
         return RobustObservation(self.base.expand(batch_shape), self.loss)
 
     def sample(self, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008  # torch's own default
@@ -256,14 +257,14 @@ def log_integral(observation: Any, power: float) -> Tensor:
         return inner.flatten(inner.dim() - observation.reinterpreted_batch_ndims).sum(-1)
     if isinstance(observation, FLAT_FAMILIES):
         natural = observation._natural_params
-        raised: Tensor = observation._log_normalizer(*(power * part for part in natural))
-        alone: Tensor = observation._log_normalizer(*natural)
-        return raised - power * alone
-    if isinstance(observation, Gamma):  # of the family, but infinite where the power's shape is not positive
+        power_normalizer: Tensor = observation._log_normalizer(*(power * part for part in natural))
+        normalizer: Tensor = observation._log_normalizer(*natural)
+        return power_normalizer - power * normalizer
+    if isinstance(observation, Gamma):  # the integral is infinite if the power's shape is not positive
         shape = power * (observation.concentration - 1) + 1
-        raised = torch.lgamma(shape) - shape * (power * observation.rate).log()
-        alone = torch.lgamma(observation.concentration) - observation.concentration * observation.rate.log()
-        return torch.where(shape > 0, raised - power * alone, torch.inf)
+        power_normalizer = torch.lgamma(shape) - shape * (power * observation.rate).log()
+        normalizer = torch.lgamma(observation.concentration) - observation.concentration * observation.rate.log()
+        return torch.where(shape > 0, power_normalizer - power * normalizer, torch.inf)
     if isinstance(observation, Laplace):
         return (1 - power) * (2 * observation.scale).log() - math.log(power)
     if isinstance(observation, MultivariateNormal):
@@ -273,8 +274,8 @@ def log_integral(observation: Any, power: float) -> Tensor:
         return torch.logsumexp(power * observation.log_prob(values), 0)
     raise ModelError(
         f"DensityPower has no closed form for {type(observation).__name__}: it takes Normal, MultivariateNormal, "
-        "Laplace, Gamma, Exponential, and what has finitely many values, such as Bernoulli, Categorical and Binomial "
-        "with one total_count"
+        "Laplace, Gamma, Exponential, and distributions with finitely many values, such as Bernoulli, Categorical and "
+        "Binomial with one total_count"
     )
 
 

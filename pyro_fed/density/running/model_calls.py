@@ -1,9 +1,9 @@
-"""Calls of a model that are answered here while it runs: on its data, on its plates, and `pf.shared`.
+"""Replacements for calls of a model during a run: on its data, on its plates, and `pf.shared`.
 
-A model that is given arrays may make tensors of them, `torch.tensor(df["x"].values)`, `torch.from_numpy(x)`. While it
-runs here they are tensors already, mapped over clients perhaps. A comparison of numbers with text, `sex == "male"` of
-zeros and ones, which torch and pandas take for False everywhere, is refused. The partitioned plate runs on the present
-rows, nested ones on theirs.
+A model of arrays may convert them to tensors, `torch.tensor(df["x"].values)`, `torch.from_numpy(x)`. During a run they
+are tensors already, possibly mapped over clients. A comparison of numbers with text, such as `sex == "male"` of zeros
+and ones, which is False everywhere in torch and pandas, is refused. The partitioned plate runs on the present rows, and
+nested plates run on the rows that belong to these.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pyro_fed.density.running.trace_sites import Message, frame_of
 from pyro_fed.errors import ModelError
 
 with torch.device("cpu"):
-    torch.empty(0)  # torch keeps which functions heed a default device at the first of them: not those made below
+    torch.empty(0)  # torch now lists the functions that use a default device, without the replacements below
 
 
 class _Codes:
@@ -40,7 +40,7 @@ def _itself(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
 
 
 def _values(tensor: Tensor) -> Any:
-    """`series.values`, the column itself; a sparse tensor's own method."""
+    """`series.values`, the column itself; the own method of a sparse tensor."""
     return tensor if tensor.layout is torch.strided else _SPARSE_VALUES.__get__(tensor)
 
 
@@ -68,7 +68,7 @@ def _comparison(original: Callable[..., Any]) -> Callable[..., Any]:
     def compare(tensor: Tensor, other: Any) -> Any:
         if isinstance(other, str):
             raise ValueError(
-                f"numbers are compared with the text {other!r:.40}, which none of them is: pass the column as text or "
+                f"numbers are compared with the text {other!r:.40}, which is never equal: pass the column as text or "
                 "categories, or compare with a number"
             )
         try:
@@ -95,8 +95,8 @@ _METHODS: dict[str, Any] = {
 }
 
 
-def _made_of(original: Callable[..., Any], copies: bool) -> Callable[..., Any]:
-    """`torch.tensor` and similar functions, which return a tensor that they are given, in the dtype asked for."""
+def _tensor_maker(original: Callable[..., Any], copies: bool) -> Callable[..., Any]:
+    """A replacement of `torch.tensor` or a similar function that returns its tensor argument in the given dtype."""
 
     def make(data: Any, *args: Any, dtype: torch.dtype | None = None, **options: Any) -> Any:
         data = data.values if hasattr(type(data), "__torch_function__") and not isinstance(data, Tensor) else data
@@ -112,7 +112,7 @@ def _made_of(original: Callable[..., Any], copies: bool) -> Callable[..., Any]:
 
 @contextmanager
 def data_calls() -> Iterator[None]:
-    """A context that answers such calls while a model runs."""
+    """A context that replaces calls on data while a model runs."""
     patched: Any = torch
     makers = {"tensor": True, "as_tensor": False, "asarray": False, "from_numpy": False}
     originals = {name: getattr(torch, name) for name in makers}
@@ -121,7 +121,7 @@ def data_calls() -> Iterator[None]:
     for name, method in _METHODS.items():
         setattr(Tensor, name, method)
     for name, copies in makers.items():
-        setattr(patched, name, _made_of(originals[name], copies))
+        setattr(patched, name, _tensor_maker(originals[name], copies))
     try:
         yield
     finally:
@@ -137,9 +137,9 @@ def data_calls() -> Iterator[None]:
 def pinned_plates(
     plate: str, indices: Tensor | None, nested: Mapping[str, int], declared: dict[str, int]
 ) -> Iterator[None]:
-    """Run the partitioned plate on rows `indices` (m,), None for all, and `nested` ones on so many, without rescaling.
+    """Run the partitioned plate on rows `indices` (m,), None for all, and nested plates on `nested` rows, unscaled.
 
-    A plate's `subsample_size` and `subsample` are overruled; `declared` receives the sizes that the model declares.
+    This overrides a plate's `subsample_size` and `subsample`. `declared` receives the sizes that the model declares.
     """
 
     def subsample(name: str, size: int | None = None, *_args: Any, **_kwargs: Any) -> tuple[int, int, Tensor | None]:
@@ -148,11 +148,11 @@ def pinned_plates(
         declared[name] = int(size)
         if name == plate and indices is not None:
             return len(indices), len(indices), indices
-        held = nested.get(name, int(size))
-        return held, held, torch.arange(held)
+        num_rows = nested.get(name, int(size))
+        return num_rows, num_rows, torch.arange(num_rows)
 
     def iterate(self: Any) -> Iterator[int | float]:
-        self._indices = range(self.size)  # numbers: a traced tensor has no `.item()`
+        self._indices = range(self.size)  # Python numbers: a traced tensor has no `.item()`
         return IndepMessenger.__iter__(self)
 
     patched: Any = SubsampleMessenger
@@ -167,7 +167,7 @@ def pinned_plates(
 
 
 class Subsample(Messenger):
-    """`pyro.subsample(data, event_dim)`: the present rows, unless the data have been cut to them before."""
+    """`pyro.subsample(data, event_dim)`: the present rows, unless the data consist of these rows already."""
 
     def __init__(self, plate: str, declared: dict[str, int], indices: Tensor | None) -> None:
         super().__init__()
@@ -183,23 +183,23 @@ class Subsample(Messenger):
             msg["value"], msg["done"] = data.index_select(dim, self.indices), True
 
 
-#: Begins the names of shared values among a model's constants.
+#: Prefix of the names of shared values among a model's constants.
 SHARED_PREFIX = "shared: "
 
-_KEPT: ContextVar[MutableMapping[str, Any] | None] = ContextVar("kept", default=None)
+_STORED_VALUES: ContextVar[MutableMapping[str, Any] | None] = ContextVar("kept", default=None)
 
 
 @checked
 def shared(name: str, value: Any | Callable[[], Any]) -> Any:
-    """A value that depends on all rows, and that all clients have in common.
+    """A value that depends on all rows and is the same for all clients.
 
-    In a federation it is computed once, from the pooled data, and is known to all clients from then on, as an argument
-    is that is not split. Clients that keep their data cannot pool them: over Flower a model with shared values is
-    refused; agree on them beforehand there.
+    A federation computes it once, from the pooled data; all clients then know it, as an argument that is not split.
+    Clients with local data cannot pool them: over Flower a model with shared values is refused, and its values have to
+    be arguments.
 
     Args:
-        name: of the value, once in a model.
-        value: the value, or a function without arguments that computes it, which is called on all rows alone.
+        name: name of the value, unique in a model.
+        value: the value, or a function without arguments that computes it, which is called on all rows only.
 
     Returns:
         The value: numbers, tensors, or tuples, lists and dictionaries of them.
@@ -215,27 +215,27 @@ def shared(name: str, value: Any | Callable[[], Any]) -> Any:
         ...     with pyro.plate("data", len(y)):
         ...         pyro.sample("y", dist.Normal(a[g], 1.0), obs=y)
     """
-    kept = _KEPT.get()
-    if kept is not None and SHARED_PREFIX + name in kept:
-        return kept[SHARED_PREFIX + name]
-    found = value
+    stored_values = _STORED_VALUES.get()
+    if stored_values is not None and SHARED_PREFIX + name in stored_values:
+        return stored_values[SHARED_PREFIX + name]
+    shared_value = value
     if callable(value) and not isinstance(value, Tensor):
-        found = explained(ModelError, f"shared({name!r}): its function fails")(value)()
-    if kept is not None:
-        kept[SHARED_PREFIX + name] = pytree.tree_map_only(Tensor, lambda leaf: leaf.detach(), found)
-    return found
+        shared_value = explained(ModelError, f"shared({name!r}): its function fails")(value)()
+    if stored_values is not None:
+        stored_values[SHARED_PREFIX + name] = pytree.tree_map_only(Tensor, lambda leaf: leaf.detach(), shared_value)
+    return shared_value
 
 
 @contextmanager
 def keeping(kept: MutableMapping[str, Any] | None) -> Iterator[None]:
-    """Keep shared values in a model's constants, and take them from there, while it runs; None computes them anew."""
-    token = _KEPT.set(kept)
+    """Store shared values in a model's constants, and read them from there, during a run; None recomputes them."""
+    token = _STORED_VALUES.set(kept)
     try:
         yield
     finally:
-        _KEPT.reset(token)
+        _STORED_VALUES.reset(token)
 
 
 def is_shared(name: str) -> bool:
-    """Whether a model's constant of this name is a shared value, and no `pyro.param`."""
+    """Whether a model's constant of this name is a shared value, not a `pyro.param`."""
     return name.startswith(SHARED_PREFIX)

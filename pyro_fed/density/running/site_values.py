@@ -1,13 +1,13 @@
-"""Observed values as distributions take them, masks, and walls where parameters leave their constraints.
+"""Conversion of observed values for distributions, masks, and walls beyond the constraints of parameters.
 
-Torch computes few densities of whole numbers or truth values, though these are what labels and counts are kept in. And
-a missing value whose density is masked has a derivative that is not: NaN times zero is NaN. Where the mask leaves a
-value out it becomes one inside the support, which changes no density.
+Labels and counts are often integers or booleans, for which torch computes few densities: they are converted to floats.
+A missing value whose density is masked has a NaN derivative, since NaN times zero is NaN. A value inside the support
+replaces it, which does not change the density.
 
-Torch does not look at parameters while densities are computed: a Beta of negative concentrations has a density that is
-a number. Pyro and Stan refuse such a point. Where draws of the priors show that a site's parameters leave their
-constraints (`edges.find_walls`), its density is -inf there, at no cost to all other sites. A `pyro.factor` has one
-parameter, its log density, whose constraint is that it is not NaN, as the logarithm of a negative number is.
+Torch does not check parameters when it computes densities: a Beta with negative concentrations has a finite density.
+Pyro and Stan refuse such a point. If draws of the priors show that a site's parameters leave their constraints
+(`edges.find_walls`), the log density of this site is -inf there. Other sites have no cost. A `pyro.factor` has one
+parameter, its log density, with the constraint that it is not NaN, such as by the logarithm of a negative number.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from torch.distributions import biject_to, constraints
 from pyro_fed.density.rows.labelled import Labelled, Labels, plain
 from pyro_fed.density.running.trace_sites import Message, innermost, is_deterministic
 
-#: Distributions that take whole numbers as places in a table, or compare values exactly.
+#: Distributions that use integers as indices, or compare values exactly.
 PLACES = (dist.Categorical, dist.OneHotCategorical, dist.SpanningTree, dist.Empirical, dist.Delta, dist.Unit)
 
 
 class ObservedValues(Messenger):
-    """Pass observed values, with NaN among them if `incomplete`, to distributions in a form that these take."""
+    """Convert observed values, which may contain NaN if `incomplete`, to the form that distributions require."""
 
     def __init__(self, incomplete: bool) -> None:
         super().__init__()
@@ -55,12 +55,12 @@ class ObservedValues(Messenger):
 
 
 def _codes_as_outcome(column: Labelled, msg: Message) -> Tensor:
-    """The codes of text or categories for a distribution of categories; of two or of ranks where they are ordered."""
+    """The codes of text or categories for a categorical distribution; a binary or ordinal one needs ordered labels."""
     fn, labels = innermost(msg["fn"]), column.labels
     if isinstance(fn, dist.Bernoulli | dist.OrderedLogistic):
         if not labels.ordered and labels != Labels(range(len(labels))):
             column.refuse(
-                f"observes it at site '{msg['name']}' ({type(fn).__name__}), though its labels have no order: say it, "
+                f"observes it at site '{msg['name']}' ({type(fn).__name__}), but its labels have no order: give one, "
                 f"pandas.Categorical({column.argument}, categories=[...], ordered=True), or"
             )
     elif not isinstance(fn, dist.Categorical | dist.OneHotCategorical):
@@ -69,8 +69,8 @@ def _codes_as_outcome(column: Labelled, msg: Message) -> Tensor:
 
 
 def mask_of(msg: Message) -> Tensor | None:
-    """A site's mask, from handlers and from `.mask()`, of the shape of its batch and ones for its event."""
-    masks: list[tuple[Tensor, int]] = []  # each with the dimensions of its event that it has already
+    """A site's mask, from handlers and `.mask()`, with the batch shape and axes of length one for the event."""
+    masks: list[tuple[Tensor, int]] = []  # with the number of event dimensions of each mask
 
     def add(mask: Any, fn: Any, inside: int) -> None:
         if mask is False:
@@ -79,25 +79,25 @@ def mask_of(msg: Message) -> Tensor | None:
             masks.append((mask, inside))
 
     add(msg["mask"], msg["fn"], 0)
-    fn, right = msg["fn"], 0
+    fn, outer_event_dims = msg["fn"], 0
     while isinstance(fn, dist.Independent | dist.MaskedDistribution | dist.ExpandedDistribution):
         if isinstance(fn, dist.Independent):
-            right += fn.reinterpreted_batch_ndims
+            outer_event_dims += fn.reinterpreted_batch_ndims
         elif isinstance(fn, dist.MaskedDistribution):
-            add(fn._mask, fn, right)
+            add(fn._mask, fn, outer_event_dims)
         fn = fn.base_dist
     if not masks:
         return None
-    event = len(msg["fn"].event_shape)
+    event_dims = len(msg["fn"].event_shape)
     known: Tensor | None = None
     for mask, inside in masks:
-        mask = mask.reshape(mask.shape + (1,) * (event - inside))
+        mask = mask.reshape(mask.shape + (1,) * (event_dims - inside))
         known = mask if known is None else known & mask
     return known
 
 
 def _fill_missing(value: Tensor, known: Tensor, fn: Any) -> Tensor:
-    """The value with something inside the support where it is NaN and unknown."""
+    """The value with a number inside the support in place of each NaN that is not `known`."""
     missing = value.isnan() & ~known.bool()
     return torch.where(missing, _value_in_support(fn.support, value), value)
 
@@ -112,7 +112,7 @@ def _value_in_support(support: Any, value: Tensor) -> Tensor:
     return inside.to(value.dtype) if inside.shape == value.shape else zeros
 
 
-#: Constraints that need no wall: every number meets them, or torch computes no density beyond them.
+#: Constraints without a wall: every number satisfies them, or torch computes no density beyond them.
 WITHOUT_WALL = (
     constraints.real,
     constraints.real_vector,
@@ -122,7 +122,7 @@ WITHOUT_WALL = (
 
 
 def constrained_parameters(fn: Any) -> Iterator[tuple[str, Any, Tensor]]:
-    """Names, constraints and values of a distribution's given parameters, but for those that need no wall."""
+    """Names, constraints and values of a distribution's given parameters, except for those in `WITHOUT_WALL`."""
     fn = innermost(fn)
     if isinstance(fn, dist.Unit):
         yield "log_factor", constraints.real, fn.log_factor
@@ -130,14 +130,16 @@ def constrained_parameters(fn: Any) -> Iterator[tuple[str, Any, Tensor]]:
     for name, constraint in getattr(fn, "arg_constraints", {}).items():
         if constraint in WITHOUT_WALL or constraints.is_dependent(constraint):
             continue
-        given = isinstance(getattr_static(fn, name, None), property)  # a Beta's; what torch computes lazily is none
-        value = getattr(fn, name) if given else vars(fn).get(name)
+        is_property = isinstance(
+            getattr_static(fn, name, None), property
+        )  # as in a Beta, unlike torch's lazy properties
+        value = getattr(fn, name) if is_property else vars(fn).get(name)
         if isinstance(value, Tensor):
             yield name, constraint, value
 
 
 class Computed(Messenger):
-    """Notes the sites with constrained parameters that depend on what is differentiated."""
+    """Records the sites with constrained parameters that depend on differentiated values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,7 +151,7 @@ class Computed(Messenger):
 
 
 def put_walls(trace: Any, names: Collection[str]) -> None:
-    """Densities of zero where the parameters of named sites leave their constraints, in a trace with densities."""
+    """Set the densities of named sites to zero beyond their parameters' constraints, in a trace with densities."""
     for name in names:
         site = trace.nodes.get(name, {})
         if "log_prob" in site:
@@ -158,7 +160,7 @@ def put_walls(trace: Any, names: Collection[str]) -> None:
 
 
 def within_constraints(site: Message) -> Tensor:
-    """Whether the parameters of a site are within their constraints, like its density, or are masked."""
+    """Whether the parameters of a site satisfy their constraints, or are masked, of the shape of its density."""
     fn = site["fn"]
     shape = innermost(fn).batch_shape
     within = torch.ones((), dtype=torch.bool)
@@ -169,5 +171,5 @@ def within_constraints(site: Message) -> Tensor:
     mask = mask_of(site)
     if mask is None:
         return within
-    left_out = ~mask.bool()
-    return within | (left_out.flatten(within.dim()).any(-1) if left_out.dim() > within.dim() else left_out)
+    masked_out = ~mask.bool()
+    return within | (masked_out.flatten(within.dim()).any(-1) if masked_out.dim() > within.dim() else masked_out)

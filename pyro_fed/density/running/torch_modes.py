@@ -1,8 +1,8 @@
-"""Modes and functions that stand in for torch's while a model runs, so that it can be mapped and run on any device.
+"""Replacements of torch functions during a run, so that a model can be mapped and run on any device.
 
-For an operation without a batching rule `vmap` computes one draw after another, and a trace of that has as many
-operations as there are draws; for others (recurrent layers) there is an error. The functions here have the values and
-derivatives of those that they replace.
+For an operation without a batching rule `vmap` loops over the draws, and its trace has one operation for each draw; for
+other operations (recurrent layers) it raises an error. The functions here have the same values and derivatives as the
+functions that they replace.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from torch.overrides import TorchFunctionMode
 
 from pyro_fed.errors import ModelError
 
-#: Where the lower tail of the normal distribution begins, in which Φ is the scaled complementary error function's.
+#: Upper end of the normal distribution's lower tail, in which Φ is computed by the scaled complementary error function.
 NORMAL_TAIL_END = -1.0
 
 
 def prefix_products(values: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    """`torch.cumprod` by doubling: `vmap` loops over its derivatives, and simplices and correlations are made of it."""
+    """`torch.cumprod` by doubling, for simplices and correlations; `vmap` loops over torch's own derivatives."""
     products = values.to(dtype or values.dtype).movedim(dim, -1)
     done = 1
     while done < products.shape[-1]:
@@ -36,14 +36,14 @@ def prefix_products(values: Tensor, dim: int, *, dtype: torch.dtype | None = Non
 
 
 def log_normal_cdf(values: Tensor) -> Tensor:
-    """`torch.special.log_ndtr`, log Φ, of censored normal observations and probit models."""
+    """`torch.special.log_ndtr`, log Φ, for censored normal observations and probit models."""
     tail, rest = values.clamp_max(NORMAL_TAIL_END), values.clamp_min(NORMAL_TAIL_END)
     low = (torch.special.erfcx(-tail / math.sqrt(2)) / 2).log() - tail.square() / 2
     return torch.where(values < NORMAL_TAIL_END, low, torch.log1p(-torch.erfc(rest / math.sqrt(2)) / 2))
 
 
 def take_flat(values: Tensor, index: Tensor) -> Tensor:
-    """`torch.take` of any shape, counted as one axis, at an index."""
+    """`torch.take`: the entries at an index into the flattened values."""
     return values.reshape(-1)[index]
 
 
@@ -65,22 +65,22 @@ def windows(values: Tensor, dimension: int, size: int, step: int) -> Tensor:
 
 
 def distances(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = None) -> Tensor:
-    """`torch.cdist` of (..., n, k) and (..., m, k), which cannot be differentiated twice.
+    """`torch.cdist` of (..., n, k) and (..., m, k), twice differentiable for the norms 1 and 2.
 
-    Between points at one place no derivative is infinite. Norms other than 1 and 2 are left to torch.
+    Derivatives between equal points are finite. Torch computes other norms.
     """
     if p not in (1.0, 2.0):
         return torch.cdist(x1, x2, p, compute_mode) if compute_mode else torch.cdist(x1, x2, p)
-    apart = x1.unsqueeze(-2) - x2.unsqueeze(-3)
+    difference = x1.unsqueeze(-2) - x2.unsqueeze(-3)
     if p == 1.0:
-        return apart.abs().sum(-1)
-    squares = apart.square().sum(-1)
+        return difference.abs().sum(-1)
+    squares = difference.square().sum(-1)
     same = squares == 0
     return torch.where(same, 0.0, torch.where(same, 1.0, squares).sqrt())
 
 
 def one_hot(values: Tensor, num_classes: int = -1) -> Tensor:
-    """`torch.nn.functional.one_hot` of given classes, without a look at the values, which the first run has checked."""
+    """`torch.nn.functional.one_hot` with a given number of classes, without a check of the values."""
     if num_classes < 0:
         return nn.functional.one_hot(values)
     return (values.unsqueeze(-1) == torch.arange(num_classes, device=values.device)).to(torch.int64)
@@ -94,9 +94,9 @@ def _lstm_cell(parts: Tensor, hidden: Sequence[Tensor], weights: Sequence[Tensor
 
 def _gru_cell(parts: Tensor, hidden: Sequence[Tensor], weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
     (reset, update, new), (of_reset, of_update, of_new) = parts.chunk(3, -1), _linear(hidden[0], weights).chunk(3, -1)
-    kept = (update + of_update).sigmoid()
-    fresh = (new + (reset + of_reset).sigmoid() * of_new).tanh()
-    return (fresh + kept * (hidden[0] - fresh),)
+    kept_share = (update + of_update).sigmoid()
+    candidate = (new + (reset + of_reset).sigmoid() * of_new).tanh()
+    return (candidate + kept_share * (hidden[0] - candidate),)
 
 
 def _plain_cell(curve: Callable[[Tensor], Tensor]) -> Callable[..., tuple[Tensor, ...]]:
@@ -107,13 +107,13 @@ def _plain_cell(curve: Callable[[Tensor], Tensor]) -> Callable[..., tuple[Tensor
 
 
 def _linear(values: Tensor, weights: Sequence[Tensor]) -> Tensor:
-    """Values times a weight, plus a bias if there is one."""
+    """Values times a weight, plus an optional bias."""
     product = values @ weights[0].mT
     return product + weights[1] if len(weights) > 1 else product
 
 
 def recurrent(of_torch: Callable[..., Any], cell: Callable[..., tuple[Tensor, ...]]) -> Callable[..., Any]:
-    """A recurrent layer by steps of `cell`, as `vmap` has no rule; packed sequences and dropout are torch's."""
+    """A recurrent layer by steps of `cell`, which `vmap` can map; torch runs packed sequences and dropout."""
 
     def layers(values: Tensor, hidden: Any, weights: Any, *settings: Any) -> Any:
         packed = not isinstance(settings[0], bool)
@@ -122,19 +122,25 @@ def recurrent(of_torch: Callable[..., Any], cell: Callable[..., tuple[Tensor, ..
         biases, count, _, _, both_ways, batch_first = settings
         sequence = values.transpose(0, 1) if batch_first else values
         states = hidden if isinstance(hidden, list | tuple) else (hidden,)
-        ways, ends = 2 if both_ways else 1, list[Sequence[Tensor]]()
-        each = len(weights) // (count * ways)
+        directions, all_last_states = 2 if both_ways else 1, list[Sequence[Tensor]]()
+        num_weights = len(weights) // (count * directions)
         for layer in range(count):
             outputs = []
-            for way in range(ways):
-                at = layer * ways + way
-                own = weights[at * each : (at + 1) * each]
-                came, stayed = ((own[0], own[2]), (own[1], own[3])) if biases else (own[:1], own[1:2])
-                made, last = _steps(cell, _linear(sequence, came), [one[at] for one in states], stayed, way == 1)
-                outputs.append(made)
-                ends.append(last)
+            for direction in range(directions):
+                at = layer * directions + direction
+                layer_weights = weights[at * num_weights : (at + 1) * num_weights]
+                input_weights, state_weights = (
+                    ((layer_weights[0], layer_weights[2]), (layer_weights[1], layer_weights[3]))
+                    if biases
+                    else (layer_weights[:1], layer_weights[1:2])
+                )
+                direction_outputs, direction_states = _steps(
+                    cell, _linear(sequence, input_weights), [one[at] for one in states], state_weights, direction == 1
+                )
+                outputs.append(direction_outputs)
+                all_last_states.append(direction_states)
             sequence = torch.cat(outputs, -1)
-        last_states = tuple(torch.stack(parts) for parts in zip(*ends, strict=True))
+        last_states = tuple(torch.stack(parts) for parts in zip(*all_last_states, strict=True))
         return (sequence.transpose(0, 1) if batch_first else sequence), *last_states
 
     return layers
@@ -143,14 +149,14 @@ def recurrent(of_torch: Callable[..., Any], cell: Callable[..., tuple[Tensor, ..
 def _is_projected(
     weights: Sequence[Tensor], biases: bool, count: int, _: float, __: bool, both: bool, *___: bool
 ) -> bool:
-    """Whether outputs are fewer than units, by another weight (`proj_size`)."""
+    """Whether another weight projects the units to fewer outputs (`proj_size`)."""
     return len(weights) != (4 if biases else 2) * count * (2 if both else 1)
 
 
 def _steps(
     cell: Callable[..., tuple[Tensor, ...]], parts: Tensor, hidden: Sequence[Tensor], weights: Any, backwards: bool
 ) -> tuple[Tensor, Sequence[Tensor]]:
-    """Outputs of one layer in one direction over a sequence (T, N, ...), and its last states."""
+    """Outputs of a layer in one direction over a sequence (T, N, ...), and its last states."""
     outputs = []
     for part in reversed(parts.unbind()) if backwards else parts.unbind():
         hidden = cell(part, hidden, weights)
@@ -159,11 +165,11 @@ def _steps(
 
 
 def numbers_of(values: Tensor) -> Tensor:
-    """`Tensor.data`, which `vmap` refuses: a view without a gradient, into which Pyro writes."""
+    """`Tensor.data`, which `vmap` refuses: a view without a gradient that Pyro writes into."""
     return values.detach()
 
 
-#: Functions in place of those that `vmap` cannot map.
+#: Replacements of functions that `vmap` cannot map.
 MAPPABLE: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.cumprod: prefix_products,
     Tensor.cumprod: prefix_products,
@@ -195,10 +201,10 @@ MAKERS = frozenset(
 
 
 class Writable(TorchFunctionMode):
-    """Newly made floating tensors can be written into under `vmap`, as `p = torch.zeros(n); p[0] = z`.
+    """Allows writes into new floating tensors under `vmap`, such as `p = torch.zeros(n); p[0] = z`.
 
-    A tensor from `torch.zeros` is one for all particles and clients. Here it becomes one for each, by a zero made of
-    the `mapped` values. Pyro's `OrderedLogistic` writes this way, and torch's `Multinomial` into a copy of its logits.
+    A tensor from `torch.zeros` is shared by all particles and clients. Adding a zero computed from the `mapped` values
+    makes one for each. Pyro's `OrderedLogistic` writes this way, and torch's `Multinomial` into a copy of its logits.
     """
 
     def __init__(self, mapped: Iterable[Any]) -> None:
@@ -209,12 +215,12 @@ class Writable(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        made = func(*args, **(kwargs or {}))
-        return made + self.zero.to(made.dtype) if func in MAKERS and made.is_floating_point() else made
+        result = func(*args, **(kwargs or {}))
+        return result + self.zero.to(result.dtype) if func in MAKERS and result.is_floating_point() else result
 
 
 class InDouble(TorchFunctionMode):
-    """Computes in float64 in place of float32, which a model's constants and modules may be: also `x.float()`."""
+    """Computes in float64 in place of float32, also for constants and modules of a model, and for `x.float()`."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -226,10 +232,10 @@ class InDouble(TorchFunctionMode):
 
 
 class OnDevice(TorchFunctionMode):
-    """Runs a model on the device of its rows: its constants, the tensors that it closes over, what it makes of arrays.
+    """Runs a model on the device of its rows, including its constants, closure and tensors made from arrays.
 
-    A model says `torch.zeros(3)` without a device, or with the one that it was written for, and may hold tensors and
-    modules that lie elsewhere. What a function takes or returns from elsewhere is moved.
+    A model may call `torch.zeros(3)` without a device, or with another one, and may hold tensors and modules on another
+    device. Arguments and results of functions are moved to the device of the rows.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -242,11 +248,11 @@ class OnDevice(TorchFunctionMode):
         if func in TO_CPU:
             return func(*args, **(kwargs or {}))
         if args and isinstance(args[0], Tensor) and args[0].device.type != self.device.type and _writes(func):
-            at, here = (_place(device) for device in (args[0].device, self.device))
-            cure = "let it lie on the CPU" if self.device == CPU else "leave device= out"
+            tensor_place, own_place = (_place(device) for device in (args[0].device, self.device))
+            cure = "keep the tensor on the CPU" if self.device == CPU else "omit device="
             raise ModelError(
-                f"the model writes into a tensor that lies on {at} ({getattr(func, '__name__', func)}), while it "
-                f"runs on {here}: let it make the tensor anew, such as by torch.zeros(...), or {cure}"
+                f"the model writes into a tensor on {tensor_place} ({getattr(func, '__name__', func)}), but "
+                f"runs on {own_place}: make the tensor in the model, such as by torch.zeros(...), or {cure}"
             )
         options = {name: self._to_device(value) for name, value in (kwargs or {}).items()}
         if self.device.type == "cuda":
@@ -266,14 +272,14 @@ def log_sigmoid(values: Tensor) -> Tensor:
     return -nn.functional.softplus(-values, threshold=SOFTPLUS_THRESHOLD)
 
 
-#: Where log(1 + exp(x)) is x to the last bit of float64; exp(x) is a number of float32.
+#: Value x from which log(1 + exp(x)) equals x in float64; exp(x) is finite in float32.
 SOFTPLUS_THRESHOLD = 50.0
-#: Functions that give way to others on CUDA alone.
+#: Replacements of functions on CUDA only.
 ON_CUDA: Mapping[Callable[..., Any], Callable[..., Any]] = {nn.functional.logsigmoid: log_sigmoid}
 
 
 def on_the_cpu(function: Callable[..., T]) -> Callable[..., T]:
-    """Decorator of functions that run a model on the CPU, with its priors among others, which may be elsewhere."""
+    """Decorator of functions that run a model on the CPU, although its tensors may be on another device."""
 
     @functools.wraps(function)
     def call(*args: Any, **keywords: Any) -> T:
@@ -284,12 +290,12 @@ def on_the_cpu(function: Callable[..., T]) -> Callable[..., T]:
 
 
 def placing(device: torch.device | None) -> OnDevice | nullcontext[None]:
-    """The mode in which a model runs on the device of its rows, None for the CPU; none if the process has no other."""
+    """The mode that runs a model on a device, None for the CPU; no mode if the process has no other device."""
     return nullcontext() if device is None and not has_other_devices() else OnDevice(device or CPU)
 
 
 def has_other_devices() -> bool:
-    """Whether tensors of this process may be on devices other than the CPU: CUDA reports it once it has been used."""
+    """Whether tensors of this process may be on other devices than the CPU; False for CUDA before its first use."""
     if torch.backends.cuda.is_built():
         return bool(torch.cuda.is_initialized())
     return torch.accelerator.is_available()
@@ -299,7 +305,7 @@ def _place(device: torch.device) -> str:
     return "the CPU" if device == CPU else str(device)
 
 
-#: What brings numbers to the CPU, for Python and NumPy.
+#: Functions that move numbers to the CPU, for Python and NumPy.
 TO_CPU = frozenset((Tensor.cpu, Tensor.numpy, Tensor.tolist, Tensor.item, Tensor.__array__))
 
 
@@ -318,13 +324,13 @@ def _in_double(value: Any) -> Any:
 
 
 def factor_or_nan(matrix: Tensor, *, upper: bool = False) -> Tensor:
-    """`torch.linalg.cholesky`, but NaN for a matrix without a factor: its point has no density, and the run goes on."""
+    """`torch.linalg.cholesky`, with NaN for a matrix without a factor, so that the run continues."""
     factor, info = torch.linalg.cholesky_ex(matrix, upper=upper)
     return torch.where((info > 0)[..., None, None], torch.nan, factor)
 
 
 def put(tensor: Tensor, index: Any, value: Any) -> None:
-    """`tensor[index] = value`, without indices for a mask and a number, since `vmap` lacks those."""
+    """`tensor[index] = value`; by `masked_fill_` for a mask and a number, which `vmap` cannot index."""
     mask = isinstance(index, Tensor) and index.dtype is torch.bool and isinstance(value, int | float)
     if not mask or index.shape != tensor.shape[: index.dim()]:
         tensor[index] = value
@@ -341,19 +347,19 @@ REPLACED: Mapping[Callable[..., Any], Callable[..., Any]] = {
 
 @dataclass
 class Noticed:
-    """The replaced functions that runs of a model have called, by name; `looked` once densities were among the runs."""
+    """Names of the replaced functions that runs of a model have called; `looked` after a run with densities."""
 
     names: set[str] = field(default_factory=set)
     looked: bool = False
 
     @property
     def plain(self) -> bool:
-        """Whether it is known to call none of them, so that no mode is needed."""
+        """Whether the model calls no replaced function, so that no mode is needed."""
         return self.looked and not self.names
 
 
 class Replacing(TorchFunctionMode):
-    """Replaces functions that raise, or that `vmap` cannot map, by others of the same values, and notices them."""
+    """Replaces functions that raise, or that `vmap` cannot map, by equivalent ones, and records their names."""
 
     def __init__(self, noticed: Noticed | None = None) -> None:
         super().__init__()
@@ -370,16 +376,16 @@ class Replacing(TorchFunctionMode):
 
 @contextmanager
 def replacing(noticed: Noticed | None = None) -> Iterator[None]:
-    """`Replacing`, and attention by products and a softmax, which torch's own modules call past all modes.
+    """`Replacing`, with attention by products and a softmax, since torch's own modules bypass all modes.
 
-    A mode takes a tenth to a fourth of the time of a model that calls none of the replaced functions: for one that is
-    `noticed` to be such, only `torch.linalg.cholesky` is replaced, by its name. Recurrent modules leave their weights
-    where they are: on a GPU they would look for those of a mapped draw in memory.
+    A mode takes a tenth to a fourth of the time of a model that calls no replaced function. If `noticed` says so, only
+    `torch.linalg.cholesky` is replaced, as an attribute of its module. Recurrent modules do not flatten their weights,
+    since on a GPU this reads the memory of weights, which mapped draws do not have.
     """
     plain, before, flatten = noticed is not None and noticed.plain, torch.linalg.cholesky, nn.RNNBase.flatten_parameters
     if plain:
         torch.linalg.cholesky = factor_or_nan
-    nn.RNNBase.flatten_parameters = _left_where_they_are  # type: ignore[assignment, method-assign]
+    nn.RNNBase.flatten_parameters = _keep_weights_in_place  # type: ignore[assignment, method-assign]
     try:
         with nullcontext() if plain else Replacing(noticed), sdpa_kernel(SDPBackend.MATH):
             yield
@@ -388,7 +394,7 @@ def replacing(noticed: Noticed | None = None) -> Iterator[None]:
         nn.RNNBase.flatten_parameters = flatten  # type: ignore[method-assign]
 
 
-def _left_where_they_are(module: nn.RNNBase) -> None:
+def _keep_weights_in_place(module: nn.RNNBase) -> None:
     return
 
 
@@ -417,7 +423,7 @@ OUT_OF_PLACE: Mapping[Callable[..., Any], Callable[..., Any]] = {
 
 
 class OutOfPlace(TorchFunctionMode):
-    """Random numbers are returned, not written: `vmap` cannot draw different ones into a shared tensor."""
+    """Returns random numbers instead of writing them, since `vmap` cannot draw different ones into a shared tensor."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

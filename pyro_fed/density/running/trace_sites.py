@@ -1,4 +1,4 @@
-"""Properties of a site of a Pyro trace: latent or computed, in which plates, where its rows are, shift and scale."""
+"""Properties of a site of a Pyro trace: kind, plates, axis of rows, location and scale."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def unconstraining(msg: Message) -> Any:
             f"latent site '{name}' is a Delta: report computed values by `pyro.deterministic('{name}', value)`"
         )
     try:
-        return _onto(fn)
+        return _transform_onto_values(fn)
     except NotImplementedError as error:
         raise ModelError(
             f"latent site '{name}' ({kind}) has the support {fn.support}, which has no transform to an unconstrained "
@@ -34,69 +34,71 @@ def unconstraining(msg: Message) -> Any:
         ) from error
 
 
-def _onto(fn: Any) -> Any:
+def _transform_onto_values(fn: Any) -> Any:
     """The transform from the unconstrained space to the values of a distribution.
 
-    PyTorch takes for the support of a transformed distribution all that its last transform can reach: the real line
-    for -1 + 2 Beta, or 3 + Exponential; for an ordered vector's exponential, all positive numbers. Outside the image of
-    its base it has no density, or a formula that goes on. There the transform is the one onto the base's support,
-    followed by its own ones.
+    PyTorch's support of a transformed distribution is the codomain of its last transform: the real line for -1 + 2 Beta
+    or 3 + Exponential, all positive numbers for the exponential of an ordered vector. Outside the image of its base the
+    distribution has no density, or an invalid formula. For such a distribution the transform onto the base's support is
+    composed with the distribution's own transforms.
     """
     inner = innermost(fn)
     if not isinstance(inner, TransformedDistribution) or _reaches_all(inner):
         return biject_to(_stated_support(fn))
-    onto = ComposeTransform([_onto(inner.base_dist), *inner.transforms])
-    more = len(fn.event_shape) - onto.codomain.event_dim
-    return IndependentTransform(onto, more) if more > 0 else onto
+    onto = ComposeTransform([_transform_onto_values(inner.base_dist), *inner.transforms])
+    outer_dims = len(fn.event_shape) - onto.codomain.event_dim
+    return IndependentTransform(onto, outer_dims) if outer_dims > 0 else onto
 
 
 def _reaches_all(fn: Any) -> bool:
-    """Whether the support that a transformed distribution states, as LogNormal its own, is the set of its values."""
+    """Whether the stated support of a transformed distribution, such as that of LogNormal, is the set of its values."""
     if type(fn).support is not TransformedDistribution.support or not all(part.bijective for part in fn.transforms):
         return True
-    reached = _stated_support(fn.base_dist)
+    image_of_base = _stated_support(fn.base_dist)
     for transform in fn.transforms:
-        if not _same_constraint(reached, transform.domain):
+        if not _same_constraint(image_of_base, transform.domain):
             return False
-        reached = transform.codomain
+        image_of_base = transform.codomain
     return True
 
 
 def _stated_support(fn: Any) -> Any:
-    """The support that a distribution states, for angles one turn."""
-    return _of_parts(fn.support, _is_angle(fn))
+    """The support that a distribution states; one turn for angles."""
+    return _support_of_components(fn.support, _is_angle(fn))
 
 
 def _same_constraint(one: Any, other: Any) -> bool:
-    """Whether two constraints of the same shape are one, except for their ends."""
+    """Whether two constraints of the same shape are the same; constraints with bounds are not."""
     one, other = (_bare_constraint(part) for part in (one, other))
     if one is other:
         return True
-    ends = [(getattr(part, "lower_bound", None), getattr(part, "upper_bound", None)) for part in (one, other)]
-    return type(one) is type(other) and ends[0] == ends[1] == (None, None)
+    bounds = [(getattr(part, "lower_bound", None), getattr(part, "upper_bound", None)) for part in (one, other)]
+    return type(one) is type(other) and bounds[0] == bounds[1] == (None, None)
 
 
 def _bare_constraint(constraint: Any) -> Any:
-    """A constraint without its shape and its ends."""
+    """A constraint without its shape, with an open end."""
     while isinstance(constraint, constraints.independent):
         constraint = constraint.base_constraint
     return constraints.positive if constraint is constraints.nonnegative else constraint
 
 
 def _is_angle(fn: Any) -> bool:
-    """Whether the distribution is over angles, so that it integrates to one over a turn and not over the real line."""
+    """Whether the distribution is over angles, so that its integral over one turn is one."""
     fn = innermost(fn)
     if isinstance(fn, dist.MixtureSameFamily):
         return _is_angle(fn.component_distribution)
     return isinstance(fn, (dist.VonMises, dist.SineBivariateVonMises, dist.SineSkewed))
 
 
-def _of_parts(support: Any, one_turn: bool) -> Any:
-    """A support; for a `MixtureSameFamily` that of its parts, which has a transform. Of angles one turn, (-π, π)."""
+def _support_of_components(support: Any, one_turn: bool) -> Any:
+    """A support; for a `MixtureSameFamily` that of its components, which has a transform. For angles (-π, π)."""
     if isinstance(support, constraints.MixtureSameFamilyConstraint):
-        return _of_parts(support.base_constraint, one_turn)
+        return _support_of_components(support.base_constraint, one_turn)
     if isinstance(support, constraints.independent):
-        return constraints.independent(_of_parts(support.base_constraint, one_turn), support.reinterpreted_batch_ndims)
+        return constraints.independent(
+            _support_of_components(support.base_constraint, one_turn), support.reinterpreted_batch_ndims
+        )
     return constraints.interval(-math.pi, math.pi) if one_turn else support
 
 
@@ -115,12 +117,12 @@ def innermost(fn: Any) -> Any:
 
 
 def is_improper(fn: Any) -> bool:
-    """Whether the distribution is an `ImproperUniform`, also if masked or reshaped."""
+    """Whether the distribution is an `ImproperUniform`, possibly masked or reshaped."""
     return isinstance(innermost(fn), dist.ImproperUniform)
 
 
 def is_imputed(msg: Any, plates: Iterable[str | None]) -> bool:
-    """Whether a site stands for unobserved entries of a site with `obs_mask` inside one of the plates."""
+    """Whether a site has the unobserved entries of a site with `obs_mask` inside one of the plates."""
     masked = isinstance(msg["mask"], Tensor)
     return msg["name"].endswith("_unobserved") and masked and plate_of(msg, plates) is not None
 
@@ -128,15 +130,15 @@ def is_imputed(msg: Any, plates: Iterable[str | None]) -> bool:
 def is_deterministic(msg: Message) -> bool:
     """Whether a site reports a computed value (`pyro.deterministic`, or a reparameteriser's output)."""
     fn = without_event_dims(msg["fn"])
-    masked_off = isinstance(fn, dist.MaskedDistribution) and isinstance(fn.base_dist, dist.Delta)
-    return bool(msg["infer"].get("_deterministic")) or (msg["is_observed"] and masked_off)
+    is_masked_delta = isinstance(fn, dist.MaskedDistribution) and isinstance(fn.base_dist, dist.Delta)
+    return bool(msg["infer"].get("_deterministic")) or (msg["is_observed"] and is_masked_delta)
 
 
 def is_reported(msg: Message) -> bool:
-    """Whether a site has a computed value: a deterministic one, or with a density of the latents that it is made of.
+    """Whether a site has a computed value: a deterministic one, or one with a density of the latents in it.
 
-    The latter is what Pyro's reparameterisers by Haar wavelets, cosines and parts leave: `Delta(value, log_density)`,
-    observed to be that value.
+    Pyro's reparameterisers by Haar wavelets, cosines and splits make the latter: `Delta(value, log_density)`, observed
+    at this value.
     """
     fn = innermost(msg["fn"])
     if is_deterministic(msg) or not msg["is_observed"] or not isinstance(fn, dist.Delta):
@@ -145,42 +147,42 @@ def is_reported(msg: Message) -> bool:
 
 
 def frame_of(msg: Message, plate: str) -> Any:
-    """The site's frame of the named plate, or None outside it."""
+    """The site's frame of the named plate; None outside the plate."""
     return next((frame for frame in msg["cond_indep_stack"] if frame.name == plate), None)
 
 
 def plate_of(msg: Message, plates: Iterable[str | None]) -> str | None:
-    """The first of the plates that the site is in, or None."""
+    """The first of the plates that contains the site; None if there is none."""
     return next((plate for plate in plates if plate and frame_of(msg, plate) is not None), None)
 
 
 def row_axis(msg: Message, plate: str) -> int | None:
-    """The axis of a site's value, constrained or not, that runs over the named plate; None outside it."""
+    """The axis of a site's value, constrained or not, along the named plate; None outside the plate."""
     frame = frame_of(msg, plate)
     return None if frame is None or frame.dim is None else len(msg["fn"].batch_shape) + frame.dim
 
 
 def rows_first(value: Tensor, axis: int) -> Tensor:
-    """A value (..., m, ...) with the rows on `axis` as (m, rest)."""
+    """A value (..., m, ...) with rows on `axis`, reshaped to (m, rest)."""
     return value.movedim(axis, 0).flatten(1) if value.dim() > 1 else value.unsqueeze(-1)
 
 
 def sum_to_rows(site: Message, dim: int) -> Tensor:
-    """A site's log density summed over everything but the partitioned plate, dimension `dim` of its batch: (m,)."""
+    """A site's log density (m,), summed over all dimensions of its batch except `dim`, the partitioned plate."""
     log_prob = torch.broadcast_to(site["log_prob"], site["fn"].batch_shape)
-    rows_first = log_prob.movedim(dim, 0)
-    return rows_first if rows_first.dim() == 1 else rows_first.reshape(rows_first.shape[0], -1).sum(-1)
+    by_rows = log_prob.movedim(dim, 0)
+    return by_rows if by_rows.dim() == 1 else by_rows.reshape(by_rows.shape[0], -1).sum(-1)
 
 
 class LocationScale(NamedTuple):
-    """A shift and a scale, of the values' shape; the scale may be lower triangular matrices, one for each vector."""
+    """A location and a scale of the values' shape; the scale may be a lower triangular matrix for each vector."""
 
     loc: Tensor
     scale: Tensor
 
     @classmethod
     def of(cls, fn: Any) -> LocationScale | None:
-        """The shift and scale of a site's distribution; None unless `loc` and `scale` or `scale_tril` determine it."""
+        """The location and scale of a distribution; None unless `loc` and `scale` or `scale_tril` determine it."""
         base = without_event_dims(fn)
         if {"loc", "scale"} <= set(base.arg_constraints):
             return cls(*torch.broadcast_tensors(torch.as_tensor(base.loc), torch.as_tensor(base.scale)))
@@ -191,14 +193,14 @@ class LocationScale(NamedTuple):
 
     @property
     def is_matrix(self) -> bool:
-        """Whether scale has a matrix for each vector."""
+        """Whether the scale is a matrix for each vector."""
         return self.scale.dim() > self.loc.dim()
 
     @property
     def log_size(self) -> Tensor:
-        """log |dx/de|, entry by entry, of the values' shape."""
-        own = self.scale.diagonal(dim1=-2, dim2=-1) if self.is_matrix else self.scale
-        return own.log()
+        """log |dx/de| by entries, of the values' shape."""
+        scales = self.scale.diagonal(dim1=-2, dim2=-1) if self.is_matrix else self.scale
+        return scales.log()
 
     def from_standard(self, e: Tensor) -> Tensor:
         """The value x of a standard value e."""
@@ -206,8 +208,8 @@ class LocationScale(NamedTuple):
 
     def standard(self, x: Tensor) -> Tensor:
         """The standard value e of x."""
-        away = x - self.loc
+        deviation = x - self.loc
         if not self.is_matrix:
-            return away / self.scale
-        e: Tensor = torch.linalg.solve_triangular(self.scale, away[..., None], upper=False)[..., 0]
+            return deviation / self.scale
+        e: Tensor = torch.linalg.solve_triangular(self.scale, deviation[..., None], upper=False)[..., 0]
         return e
