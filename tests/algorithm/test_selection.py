@@ -169,7 +169,7 @@ def test_refused_where_there_is_no_indicator(algorithm, schedule):
         pf.errors.SettingError, match=f"{schedule.asks!r}, which {type(algorithm).__name__} cannot give"
     ):
         pf.run(algorithm, unequal_lines(), schedule=schedule, **QUIET)
-    with pytest.raises(pf.errors.SettingError, match="chooses by the clients' answers"):
+    with pytest.raises(pf.errors.SettingError, match="chooses by the clients' indicators"):
         schedule.select(0, 3, np.random.default_rng(0))
 
 
