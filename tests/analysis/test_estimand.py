@@ -231,7 +231,7 @@ def heavy(y):
     ("arguments", "kind", "said"),
     [
         ({"do": {"treatd": 1}}, pf.errors.SettingError, "treatd"),
-        ({"do": {"data['sex']": "man"}}, pf.errors.SettingError, "none of"),
+        ({"do": {"data['sex']": "man"}}, pf.errors.SettingError, "which is not one of"),
         ({"do": {"data['treated']": []}}, pf.errors.SettingError, "no value"),
         ({"by": "clinet"}, pf.errors.SettingError, "clinet"),
         ({"by": "data['age']"}, pf.errors.SettingError, "labels or whole numbers"),
@@ -239,7 +239,7 @@ def heavy(y):
         ({"fewest": 0}, pf.errors.SettingError, "at least 1"),
         ({"fewest": 1000}, pf.errors.DataError, "no client"),
         ({"by": {"data['sex']": []}}, pf.errors.SettingError, "with its groups"),
-        ({"f": lambda draw, rows: draw["b"]}, pf.errors.DataError, "one number a row"),
+        ({"f": lambda draw, rows: draw["b"]}, pf.errors.DataError, "one number for each row"),
         ({"f": lambda draw, rows: rows["data['age']"] / 0}, pf.errors.DataError, "not finite"),
         ({"f": lambda draw, rows: rows["data['height']"]}, pf.errors.DataError, "height"),
     ],

@@ -151,7 +151,7 @@ def test_a_label_without_latents_is_refused_with_the_model_that_has_them(fitted)
     fed, idata = fitted
     with pytest.raises(
         pf.errors.DataError,
-        match=r"labels Bern, .* none of Basel, Chur, Jena\. Comparisons and lookups know the labels of the fit",
+        match=r"labels Bern, .* not among Basel, Chur, Jena\. Comparisons and lookups know the labels of the fit",
     ):
         pf.predict(idata, fed, (NEW.assign(hospital=["Jena", "Bern"]),))
 

@@ -89,7 +89,7 @@ def test_across_the_ends_the_cause_is_told_and_the_cure_works(prior, centre):
     idata, _ = run(angle(prior), y, pf.FedEP())
     (said,) = idata.attrs["doubts"].splitlines()
     assert "'mu' is an angle" in said and "another mode" not in said
-    origin = float(re.search(r"the difference to (-?[\d.]+) in its place", said)[1])
+    origin = float(re.search(r"sample its difference to (-?[\d.]+) on the", said)[1])
     mended, said = run(angle(uniform(-math.pi), origin), y, pf.FedEP())
     assert said == []
     turned = (y - origin + math.pi) % (2 * math.pi) - math.pi

@@ -5,6 +5,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
+from pyro_fed.algorithm.record import Record
 from pyro_fed.audit.evidence import Evidence, Unknown
 from pyro_fed.audit.moments import wrong_moments
 from pyro_fed.federation.federation import Federation
@@ -45,7 +46,7 @@ def posed():
 
 
 def evidence(problem, draws):
-    return Evidence(Unknown("chains"), None, problem, {}, draws[None], None, 0)
+    return Evidence(Unknown("chains"), None, problem, {}, draws[None], Record(["1", "2"]), 0)
 
 
 def test_exact_draws_are_left_alone(posed):

@@ -208,8 +208,8 @@ class P2PSFVI(GuideAscent, OnGraph):
         }
 
     def witness(self, before: State, after: State) -> State:
-        """The agents' parameters before and after the round."""
-        return super().witness({"params": before["params"]}, {"params": after["params"]})
+        """The agents' parameters before and after the round, and their guides' drift."""
+        return super().witness({"params": before["params"]}, {name: after[name] for name in ("params", "drift")})
 
 
 def _each(kind: type[Kept], shared: State) -> list[Kept]:
