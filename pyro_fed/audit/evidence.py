@@ -24,6 +24,7 @@ from pyro_fed.audit.motion import moments_by_chains, planned_walks
 from pyro_fed.audit.target import Target, for_checks, near_draws, on_few_rows
 from pyro_fed.audit.weighted_points import WeightedPoints, moments_by_weights, sample_weighted_points
 from pyro_fed.conventions import seeding
+from pyro_fed.conventions.calls import cast_checked
 from pyro_fed.conventions.limits import MIN_DRAWS, MIN_EFFECTIVE_DRAWS, NEAR_LIMIT_SHARE, Limits
 from pyro_fed.density.checks.slopes import steps
 from pyro_fed.density.checks.source import Line
@@ -168,14 +169,23 @@ class Evidence:
     @cached_property
     def _own_weighted_points(self) -> WeightedPoints | None:
         """Weighted points drawn around these draws; None if they cannot be trusted."""
-        near = self.few_rows_target
-        if near is None or self.chains is None:
-            return None
-        points = self._by_importance(near, self.chains)
+        if self.chains is None or self.chains is self._few_chains:
+            return self._points_of_few_chains
+        return self._points_around(self.chains)
+
+    @cached_property
+    def _points_of_few_chains(self) -> WeightedPoints | None:
+        """Weighted points drawn around the draws and the places that few chains have visited."""
+        return None if self._few_chains is None else self._points_around(self._few_chains)
+
+    def _points_around(self, chains: Moments) -> WeightedPoints | None:
+        """Weighted points drawn around the draws and the places of these chains; None if they cannot be trusted."""
+        near = cast_checked(self.few_rows_target, Target)
+        points = self._by_importance(near, chains)
         if points is not None or near.few is not None or not may_round(near.problem.traits):
             return points
         # In float32 a difference of two probabilities may be rounded to mass far out, where the posterior has none.
-        return self._by_importance(replace(near, problem=for_checks(near.problem.doubled()), near=None), self.chains)
+        return self._by_importance(replace(near, problem=for_checks(near.problem.doubled()), near=None), chains)
 
     def _by_importance(self, near: Target, chains: Moments) -> WeightedPoints | None:
         """Weighted points by a target's densities, around the draws and the places that chains have visited."""
@@ -208,8 +218,28 @@ class Evidence:
 
     @cached_property
     def chains(self) -> Moments | None:
-        """The posterior's means and SDs by a few chains that begin at the draws; None without a target."""
+        """The posterior's means and SDs by chains that begin at the draws; None without a target.
+
+        Where few chains do not decide, and the weighted points around them do not find the result wrong, many are run.
+        """
+        few = self._few_chains
+        if few is None or not few.undecided or (not few.stuck and self._points_of_few_chains_decide):
+            return few
+        return self._by_chains(0, slice(None))
+
+    @cached_property
+    def _few_chains(self) -> Moments | None:
+        """The moments by the first planned walk."""
         return self._by_chains(0, slice(1))
+
+    @cached_property
+    def _points_of_few_chains_decide(self) -> bool:
+        """Whether the weighted points around few chains find the result wrong, as many chains would at more cost."""
+        target, points = self.few_rows_target, self._points_of_few_chains
+        if target is None or points is None:
+            return False
+        weighed = moments_by_weights(target, self.quantities, self.flat, points)
+        return weighed is not None and bool(wrong_moments(weighed).any())
 
     def _by_chains(self, stream: int, which: slice) -> Moments | None:
         """The moments by some of the planned walks, with a random stream of their own; None without such walks."""
@@ -225,7 +255,7 @@ class Evidence:
         """The best estimate of the posterior's means and SDs against the draws'; None without a target.
 
         - If chains cannot move and the draws form groups far apart: the chains' estimates, for each group by itself.
-        - Without weighted points: the chains' estimates, of many chains if few do not decide.
+        - Without weighted points: the chains' estimates.
         - If weighted points find an error: their estimates, which have no memory of the draws.
         - Else the points' estimates, combined with the chains' for numbers that the points do not determine or that
           chains have plainly moved further. If the combined estimates do not decide, many chains are run.
@@ -238,7 +268,7 @@ class Evidence:
             return self._by_groups(parts)
         by_weights = None if by_chains.stuck else self.by_weights
         if by_weights is None:
-            return (self._by_chains(7, slice(1, None)) if by_chains.undecided else None) or by_chains
+            return by_chains
         if bool(wrong_moments(by_weights).any()):
             return by_weights
         combined = by_weights.completed_by(by_chains).corrected_by(by_chains)
