@@ -35,7 +35,7 @@ from models import hierarchical_logistic, item_response, radon, varying_slopes
 
 COLUMNS = ["`Federation`", "`FedEP` first", "again", "`fit` after it", "NUTS"]
 COLUMNS += ["first / NUTS", "again / NUTS", "fit / NUTS", "apart: mean, SD", "doubted: `FedEP`, `fit`", "R-hat of NUTS"]
-SCRIPT = Path(__file__).with_name("numpyro_models.py")
+SCRIPT = Path(__file__).parents[1] / "helpers" / "numpyro_models.py"
 
 
 class Case(NamedTuple):

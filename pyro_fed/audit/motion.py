@@ -24,7 +24,7 @@ all. Chains end
 - as right, once all intervals are within 1 and no estimate is still moving, that is, plainly not zero, above
   `MIN_MOVING_ERROR`, and larger than at the look before by more than its standard error;
 - after the last look. Then an estimate beyond 1 that is plainly not zero is called wrong (`wrong_moments`). If the
-  chains do not decide, `Evidence.moments` uses weighted points, and then many chains.
+  chains do not decide, `Evidence.chains` uses weighted points, and then many chains.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def federation(**options):
         (lambda: run(seed=-5), "seed must not be negative, received -5"),
         (lambda: run(resume="yes"), "resume must be True or False"),
         (lambda: pf.fit(fuzzing.federation(), max_round=3), "did you mean 'max_rounds'"),
-        (lambda: pf.fit(pf.FedEP(), fuzzing.federation()), "too many positional .* of which federation alone may be"),
+        (lambda: pf.fit(pf.FedEP(), fuzzing.federation()), "too many positional .* only federation may be given"),
         (lambda: federation(dtype="float64"), r"dtype must be a dtype, such as torch\.float64, or None, received"),
         (lambda: pf.fit(fuzzing.federation(), algorithm="dsvgd"), r"fit chooses the algorithm: .*pf\.run\(pf\.FedEP"),
         (lambda: federation(num_clients="3"), "num_clients must be a whole number or None, received '3'"),

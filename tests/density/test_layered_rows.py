@@ -12,6 +12,7 @@ from pyro_fed.infer.averaging.fedavg import BurnIn
 from pyro_fed.policy import chain_of, resolve
 
 ROWS = 40
+LINEAR = nn.Linear(12, 2)
 
 
 def weights(name, *shape):
@@ -112,9 +113,9 @@ def overdispersed(x, y):
 
 
 def module_without_activation(x, y):
-    linear = nn.Linear(12, 2)
-    linear.weight, linear.bias = nn.Parameter(weights("w", 2, 12)), nn.Parameter(weights("b", 2))
-    observed(y, linear(x)[:, 0])
+    """By `functional_call`: `nn.Parameter(weights(...))` would take the weights out of the graph."""
+    parts = {"weight": weights("w", 2, 12), "bias": weights("b", 2)}
+    observed(y, torch.func.functional_call(LINEAR, parts, (x,))[:, 0])
 
 
 def located_basis(x, y):

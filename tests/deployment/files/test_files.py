@@ -204,7 +204,7 @@ def test_a_site_answers_each_exchange_once(case):
     (case.folder / "north" / "study" / "answers" / "answer-north-001.study.writing").touch()  # of a killed command
     first = case.answer(found.requests[0]).read_bytes()
     assert case.answer(found.requests[0]).read_bytes() == first
-    with pytest.raises(ProtocolError, match="it is for site south, and here is north"):
+    with pytest.raises(ProtocolError, match="it is for site south, but this site is north"):
         case.answer(found.requests[1], folder=case.folder / "north" / "study")
     found = case.combine(*map(case.answer, found.requests))
     case.answer(found.requests[0])
@@ -246,7 +246,7 @@ def test_the_study_goes_on_without_a_site_that_comes_back(tmp_path):
 
 def test_an_algorithm_that_needs_every_site_waits(tmp_path):
     case = Case(tmp_path, recipe_text("FedLaplace"))
-    with pytest.raises(SettingError, match="without the description of north, south, west nobody knows its rows"):
+    with pytest.raises(SettingError, match="without the description of north, south, west its rows are unknown"):
         case.combine(go_on=True)
     found = case.begun()
     with pytest.raises(SettingError, match="exchange 1 cannot go on without south, west: FedLaplace needs every site"):
@@ -397,7 +397,7 @@ def test_the_command_line(tmp_path):
     assert "answer of exchange 2, site west" in command("study", "show", case.answered("west", 2))
     stranger = tmp_path / "answer-west-002.study"
     stranger.write_bytes(b"hello")
-    assert "Refused: answer-west-002.study: not a file of a study" in command(
+    assert "Refused: answer-west-002.study: it is not a file of a study" in command(
         "study", "combine", case.study, stranger, code=2
     )
 

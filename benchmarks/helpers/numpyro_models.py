@@ -1,6 +1,6 @@
 """NumPyro's NUTS on the cases of `beside_numpyro`, in an environment of its own; prints one line of JSON.
 
-    python benchmarks/speed/numpyro_models.py CASE ROWS.npz
+    python benchmarks/helpers/numpyro_models.py CASE ROWS.npz
 
 Two chains of 500 + 500 draws, one after the other, on one thread. Seconds are the processor's, compilation included,
 imports not.
