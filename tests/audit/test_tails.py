@@ -248,6 +248,7 @@ def two_rows_of_t(y):
         pyro.sample("y", dist.StudentT(y.new_tensor(3.0), mu.expand(len(y)), 1.0), obs=y)
 
 
+@pytest.mark.filterwarnings("ignore:no answer that was tried is surely within the aim")
 @pytest.mark.parametrize("seed", range(3))
 def test_fit_keeps_to_its_aim_where_chains_remember_a_gaussians_tails(seed):
     """Chains from the Gaussian's draws saw its SD 1.05 times too small, points 1.19: it was the answer, in silence."""

@@ -45,7 +45,7 @@ def test_new_columns_are_taken_by_name(result, fed, named):
     want = predicted(result, of, FRAME[:5])
     assert np.array_equal(predicted(result, of, FRAME[["b", "a"]][:5]), want)
     assert np.array_equal(predicted(result, of, FRAME.assign(c="not fitted")[["c", "b", "a"]][:5]), want)
-    with pytest.raises(pf.errors.DataError, match=r"'df', a data frame, has the column\(s\) aa and not a"):
+    with pytest.raises(pf.errors.DataError, match=r"'df', a data frame, has the column\(s\) aa and not the earlier"):
         predicted(result, of, FRAME.rename(columns={"a": "aa"}))
 
 

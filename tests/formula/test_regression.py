@@ -119,7 +119,7 @@ def with_column(column, values):
         ("y ~ age +* sex", frames(), {}, pf.errors.SettingError, "cannot be read"),
         ("age + sex", frames(), {}, pf.errors.SettingError, "no response"),
         ("y ~ age", frames(), {"family": "gausian"}, pf.errors.SettingError, "gaussian"),
-        ("y ~ age", frames(), {"priors": {"sex": (0.0, 1.0)}}, pf.errors.SettingError, "no column"),
+        ("y ~ age", frames(), {"priors": {"sex": (0.0, 1.0)}}, pf.errors.SettingError, "is not a column"),
         ("y ~ age", frames(), {"priors": {"age": (0.0, 0.0)}}, pf.errors.SettingError, "positive scale"),
         ("event ~ age", frames(), {"family": "bernoulli"}, pf.errors.SettingError, r"event\['yes'\]"),
         ("y ~ age", frames(), {"family": "poisson"}, pf.errors.DataError, "takes counts"),
