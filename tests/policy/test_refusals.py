@@ -39,7 +39,7 @@ def test_what_does_not_takes_one(algorithm):
 def test_svi_tempers_no_joint_density_of_rows_with_latents_of_their_own():
     traits, tempered = over(regression).problem.traits, pf.infer.SVI(temperature=2.0)
     resolve(tempered, traits)
-    with pytest.raises(pf.errors.SettingError, match=r"SVI: temperature=2 raises .* no factor of the joint density"):
+    with pytest.raises(pf.errors.SettingError, match=r"SVI: temperature=2 raises .* not a factor of the joint density"):
         resolve(tempered, replace(traits, row_latents=("shift",)))
 
 

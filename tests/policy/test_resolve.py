@@ -67,7 +67,7 @@ def test_a_guide_is_fitted_first_to_a_gaussian_where_one_can_be_had(model, colum
     found = resolve(pf.infer.SFVI(), fed.problem.traits)
     assert found.algorithm.surrogates == start and reasons(found)["surrogates"].startswith(reason)
     if model is network:
-        with pytest.raises(pf.errors.SettingError, match="take bound='elbo'"):
+        with pytest.raises(pf.errors.SettingError, match="use bound='elbo'"):
             resolve(pf.infer.SFVI(bound="iwae"), fed.problem.traits)
 
 

@@ -245,7 +245,7 @@ def test_settings_that_a_hand_written_guide_does_not_take_are_refused():
             pf.FedEP(guide=gamma_guide, damping=0.5, **settings)
     with pytest.raises(pf.errors.SettingError, match=r"P2PVI: update=.* has no effect: a hand-written guide"):
         pf.P2PVI(guide=gamma_guide, update="svi")
-    with pytest.raises(pf.errors.SettingError, match="by FedEP, FedSEP, PVI and P2PVI alone"):
+    with pytest.raises(pf.errors.SettingError, match="only FedEP, FedSEP, PVI and P2PVI federate a hand-written guide"):
         pf.infer.BCM(guide=gamma_guide)
 
 

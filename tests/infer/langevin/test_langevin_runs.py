@@ -210,7 +210,7 @@ BAD = [
     ({"probabilities": (1.0, 0.0)}, "probabilities must be positive and sum to one"),
     ({"surrogates": None}, "give step="),
     ({"surrogates": None, "step": "fixed"}, "need surrogates"),
-    ({"conducive": None}, "use that"),
+    ({"conducive": None}, "use DSGLD"),
     ({"conducive": 1.0}, "conducive must be a pf.infer.Conducive"),
     ({"step": "derived"}, "step must be pf.infer.step.Fixed or pf.infer.step.Measured"),
     ({"step": 0.1}, "step must be one of pf.infer.step"),

@@ -199,7 +199,7 @@ def test_plain_names_are_client_ids(name):
 
 
 def test_what_cannot_travel_is_refused_by_the_sender():
-    with pytest.raises(pf.errors.ProtocolError, match="cannot travel"):
+    with pytest.raises(pf.errors.ProtocolError, match="cannot be sent"):
         encode(Message(HEADER, {"x": torch.zeros(1, dtype=torch.complex64)}))
     with pytest.raises(pf.errors.ProtocolError, match="tensor's name"):
         encode(Message(HEADER, {"../x": torch.zeros(1)}))
