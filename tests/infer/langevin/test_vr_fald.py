@@ -88,7 +88,7 @@ def test_without_the_sum_of_scores_the_mean_is_another():
 def test_what_it_does_not_take_is_said():
     with pytest.raises(pf.errors.SettingError, match="shared_noise"):
         pf.infer.VRFALD(shared_noise=1.5)
-    with pytest.raises(pf.errors.SettingError, match="takes its place"):
+    with pytest.raises(pf.errors.SettingError, match="replaces it"):
         pf.infer.VRFALD(conducive=None)
     with pytest.raises(pf.errors.SettingError, match="thin must be a multiple"):
         pf.infer.VRFALD(local_steps=4)
@@ -96,5 +96,5 @@ def test_what_it_does_not_take_is_said():
 
 def test_a_schedule_of_some_clients_is_refused():
     """The sum of their scores stood for that of all: SDs were up to nine times too large, and R-hat 1.07."""
-    with pytest.raises(pf.errors.SettingError, match=r"adds up the scores of all 5 clients .* the schedule named 12"):
+    with pytest.raises(pf.errors.SettingError, match=r"sums the scores of all 5 clients .* the schedule named 12"):
         quiet(pf.infer.VRFALD(), federation()[0], num_rounds=2, schedule=pf.schedule.UniformRandom(3))
