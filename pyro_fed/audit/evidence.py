@@ -212,9 +212,20 @@ class Evidence:
     @cached_property
     def by_weights(self) -> Moments | None:
         """The posterior's means and SDs by the weighted points; None without weighted points."""
-        if self.few_rows_target is None or self.weighted_points is None:
-            return None
-        return moments_by_weights(self.few_rows_target, self.quantities, self.flat, self.weighted_points)
+        points = self.weighted_points
+        return self._weighed_by_few_chains if points is self._points_of_few_chains else self._weighed(points)
+
+    @cached_property
+    def _weighed_by_few_chains(self) -> Moments | None:
+        """The same by the weighted points around few chains."""
+        return self._weighed(self._points_of_few_chains)
+
+    def _weighed(self, points: WeightedPoints | None) -> Moments | None:
+        """The posterior's means and SDs by weighted points; None without points."""
+        target = self.few_rows_target
+        return (
+            None if target is None or points is None else moments_by_weights(target, self.quantities, self.flat, points)
+        )
 
     @cached_property
     def chains(self) -> Moments | None:
@@ -223,9 +234,12 @@ class Evidence:
         Where few chains do not decide, and the weighted points around them do not find the result wrong, many are run.
         """
         few = self._few_chains
-        if few is None or not few.undecided or (not few.stuck and self._points_of_few_chains_decide):
+        if few is None or not few.undecided:
             return few
-        return self._by_chains(0, slice(None))
+        by_weights = None if few.stuck else self._weighed_by_few_chains
+        if by_weights is not None and bool(wrong_moments(by_weights).any()):
+            return few
+        return self._by_chains(0, slice(1, None)) or few
 
     @cached_property
     def _few_chains(self) -> Moments | None:
@@ -233,21 +247,18 @@ class Evidence:
         return self._by_chains(0, slice(1))
 
     @cached_property
-    def _points_of_few_chains_decide(self) -> bool:
-        """Whether the weighted points around few chains find the result wrong, as many chains would at more cost."""
-        target, points = self.few_rows_target, self._points_of_few_chains
-        if target is None or points is None:
-            return False
-        weighed = moments_by_weights(target, self.quantities, self.flat, points)
-        return weighed is not None and bool(wrong_moments(weighed).any())
+    def _chain_generators(self) -> dict[int, torch.Generator]:
+        """The random numbers of chains, by stream; a later walk continues its stream."""
+        return {}
 
     def _by_chains(self, stream: int, which: slice) -> Moments | None:
-        """The moments by some of the planned walks, with a random stream of their own; None without such walks."""
+        """The moments by some of the planned walks, with the random numbers of a stream; None without such walks."""
         target = self.few_rows_target
         planned = [] if target is None else planned_walks(target)[which]
         if target is None or not planned:
             return None
-        generator = seeding.torch_generator(self.seed, seeding.AUDIT, stream)
+        new = seeding.torch_generator(self.seed, seeding.AUDIT, stream)
+        generator = self._chain_generators.setdefault(stream, new)
         return moments_by_chains(target, self.quantities, self.flat, generator, self.aim, planned)
 
     @cached_property

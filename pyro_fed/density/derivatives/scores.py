@@ -252,8 +252,10 @@ def flat_direction(problem: Problem, precision: Tensor) -> str:
     if float(values[0]) > FLAT_UNITS * torch.finfo(problem.dtype).eps * problem.dim * float(values[-1]):
         return ""
     parts = directions[:, 0] * scale
-    parts = parts * parts[parts.abs().argmax()].sign() / parts.abs().max()
+    parts = parts / parts.abs().max()
     largest = parts.abs().argsort(descending=True, stable=True)[:MAX_NAMED_PARTS].sort().values.tolist()
-    terms = [(parts[i] < 0, f"'{problem.name_of(i)}'") for i in largest if float(parts[i].abs()) > NAMED_PART_SHARE]
-    first, *others = terms
-    return ("-" if first[0] else "") + first[1] + "".join(f" {'-' if minus else '+'} {name}" for minus, name in others)
+    first, *others = [i for i in largest if float(parts[i].abs()) > NAMED_PART_SHARE]
+    signs = ["+" if bool(parts[i] * parts[first] > 0) else "-" for i in others]
+    return f"'{problem.name_of(first)}'" + "".join(
+        f" {sign} '{problem.name_of(i)}'" for sign, i in zip(signs, others, strict=True)
+    )

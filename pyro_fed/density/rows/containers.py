@@ -104,12 +104,12 @@ class Table:
 
     def _missing_column_message(self, name: str) -> str:
         return (
-            f"the data frame has no column '{name}': {self._held}. "
+            f"the data frame has no column '{name}': {self._held_columns}. "
             f"A column to be predicted may be None, frame.assign({name}=None)"
         )
 
     @property
-    def _held(self) -> str:
+    def _held_columns(self) -> str:
         return f"while the model runs it holds the columns {self._columns} as tensors"
 
     def _has(self, name: Any) -> bool:
@@ -128,8 +128,8 @@ class Table:
             return getattr(self.values, name)
         if hasattr(pd.DataFrame, name):
             raise AttributeError(
-                f"the data frame has no '{name}' of pandas: {self._held}. Add the columns that the model needs to the "
-                "frame before the federation is made"
+                f"the data frame has no '{name}' of pandas: {self._held_columns}. Add the columns that the model needs "
+                "to the frame before the federation is made"
             )
         raise AttributeError(self._missing_column_message(name))
 

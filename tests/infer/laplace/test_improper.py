@@ -128,8 +128,7 @@ def test_a_line_of_modes_is_named(dtype):
     fed = {proper: pf.Federation(model, (x, y, proper), plate="data", num_clients=4) for proper in (False, True)}
     for run in (lambda: pf.run(pf.FedEP(), fed[False], **QUIET), lambda: pf.fit(fed[False], progress=False)):
         with pytest.raises(
-            pf.errors.ModelError,
-            match=r"posterior is improper: along ('a' - 'b'|'b' - 'a'|-'a' \+ 'b') the density is flat",
+            pf.errors.ModelError, match=r"posterior is improper: along '(a' - 'b|b' - 'a)' the density is flat"
         ):
             run()
     pf.run(pf.FedEP(), fed[True], **QUIET)
