@@ -140,7 +140,7 @@ def test_load_and_build(write):
         ("[settings\n", ["tiny.toml", "not a TOML file", "line 2"]),
         ('[settings]\ninner = "fanci"', ["tiny.toml [settings]", "'fanci'", "did you mean 'fancy'?"]),
         ("[settings]\ninner = 3", ["tiny.toml [settings]", "'inner' of Tiny", "a table or one of 'plain'", "3 (int)"]),
-        ("[settings.inner]\nsteps = 3", ["tiny.toml [settings.inner]", "lacks a name", "name = 'plain'"]),
+        ("[settings.inner]\nsteps = 3", ["tiny.toml [settings.inner]", "the name is missing", "name = 'plain'"]),
         ('[settings.inner]\nname = "fanci"', ["tiny.toml [settings.inner]", "did you mean 'fancy'?"]),
         (
             '[settings.inner]\nname = "fancy"\nstep_siz = 3.0',
@@ -249,7 +249,7 @@ def test_overrides_of_nested_settings_without_a_recipe_change_the_default(write)
     loaded = recipe.load(write(""))
     assert repr(loaded.build({"inner.steps": 9}).inner) == "Plain(steps=9)"
     assert repr(loaded.build({"control.reach": 2}).control) == "Control(reach=2.0)"
-    with pytest.raises(SettingError, match="--set other: it lacks a name"):
+    with pytest.raises(SettingError, match="--set other: the name is missing"):
         loaded.build({"other.steps": 9}, where="--set")
     with pytest.raises(SettingError, match="--set inner: unknown key 'stps' of Plain; did you mean 'steps'"):
         loaded.build({"inner.stps": 9}, where="--set")

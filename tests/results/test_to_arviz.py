@@ -49,7 +49,7 @@ def fitted():
 @pytest.mark.parametrize(
     ("dims", "coords", "message"),
     [
-        ({"v": ["feature"]}, {}, r"dims name the sites \['v'\].*it has \['w', 'sigma', 'y'\]"),
+        ({"v": ["feature"]}, {}, r"dims name the sites \['v'\].*its sites are \['w', 'sigma', 'y'\]"),
         ({"w": ["feature"]}, {"feature": ["a", "b"]}, r"coords\['feature'\] has 2 values, but site 'w' has 3 along it"),
     ],
 )

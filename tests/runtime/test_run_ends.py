@@ -235,5 +235,5 @@ def test_a_density_that_is_no_number_is_named(algorithm):
 
     with pytest.warns(UserWarning, match="site 'root': the log density of pyro.factor is NaN at a draw of the prior"):
         fed = pf.Federation(model, (torch.linspace(2.5, 3.5, 12).double(),), plate="data", num_clients=3)
-    with pytest.raises(pf.errors.DivergenceError, match=r"the density of 'root' is not finite at \d+ of 33 points"):
+    with pytest.raises(pf.errors.DivergenceError, match=r"The density of 'root' is not finite at \d+ of 33 points"):
         pf.run(algorithm, fed, **QUIET)

@@ -495,5 +495,5 @@ def test_ctrl_c_in_a_later_stage_keeps_the_earlier_answer():
 
 
 def test_a_budget_of_less_than_a_round_is_refused():
-    with pytest.raises(pf.errors.SettingError, match="max_bytes=100 is less than the first round of FedEP takes"):
+    with pytest.raises(pf.errors.SettingError, match="max_bytes=100 is less than the first round of FedEP needs"):
         tried(pf.FedEP(), max_bytes=100)
