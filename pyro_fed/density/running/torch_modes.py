@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import dirichlet
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
@@ -422,8 +423,26 @@ OUT_OF_PLACE: Mapping[Callable[..., Any], Callable[..., Any]] = {
 }
 
 
+class _DirichletByGammas:
+    """In place of the function by which torch draws from Beta and Dirichlet distributions, which `vmap` cannot map."""
+
+    @staticmethod
+    def apply(concentration: Tensor) -> Tensor:
+        """Draws of the shape of the concentrations, (..., k)."""
+        parts = torch._standard_gamma(concentration.double())  # small ones underflow in float32
+        return (parts / parts.sum(-1, keepdim=True)).to(concentration.dtype)
+
+
 class OutOfPlace(TorchFunctionMode):
     """Returns random numbers instead of writing them, since `vmap` cannot draw different ones into a shared tensor."""
+
+    def __enter__(self) -> Any:
+        self._dirichlet, dirichlet._Dirichlet = dirichlet._Dirichlet, _DirichletByGammas
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        dirichlet._Dirichlet = self._dirichlet
+        super().__exit__(*error)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
