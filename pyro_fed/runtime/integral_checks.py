@@ -15,7 +15,7 @@ from pyro_fed.conventions.limits import NEGLIGIBLE, NEGLIGIBLE_MASS
 from pyro_fed.density.checks.points import FEW_DRAWS
 from pyro_fed.density.latents.ascent_starts import ascent_starts, first_client, one_client
 from pyro_fed.density.latents.modes import missed_mode_log_mass, needed_starts
-from pyro_fed.density.latents.quadrature import NearbyModes, Nodes, Quadrature
+from pyro_fed.density.latents.quadrature import NEAR_STEPS, NearbyModes, Nodes, Quadrature
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.ops.entries import evenly
@@ -33,9 +33,9 @@ MAX_FINER_RULES = 2
 def integration_error(problem: Problem, theta: Tensor) -> float:
     """SD over draws θ (S, D) of the error in the pooled log-likelihood, in nats, estimated by a finer rule."""
     rule = problem.quadrature
-    return _log_lik_difference_sd(
-        problem, theta, rule, replace(finer_rule(problem.traits, rule), mode_steps=rule.max_mode_steps)
-    )
+    mode_steps = min((rule.mode_steps or rule.max_mode_steps) + NEAR_STEPS, rule.max_mode_steps)
+    finer = replace(finer_rule(problem.traits, rule), mode_steps=mode_steps)
+    return _log_lik_difference_sd(problem, theta, rule, finer)
 
 
 def integral_findings(problem: Problem, theta: Tensor) -> list[Finding]:
