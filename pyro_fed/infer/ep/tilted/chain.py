@@ -28,8 +28,11 @@ The paper's own estimate, `weight` and `scale` of "mcmc" (the text has no formul
 point, and the authors' code uses it as the precision that each row adds. If α_cov were the variance of q̂_k, K sites
 would have to add up to the precision of one client, and sites of clients of different sizes would diverge.
 
-The inverse of a sample covariance is too large by a factor of n / (n - d - 2) on average, and EP would compound it in
-every round. Unless `weight` is set, "mcmc" corrects for it with the effective n of a chain of autocorrelation 1 - h/2.
+The inverse of the covariance of n independent samples is too large by n / (n - d - 2) on average (d = 1 for each entry
+of a diagonal), and EP would compound it in every round. Unless `weight` is set, "mcmc" divides by it, for the effective
+n of a covariance, from the autocorrelations ρ_k of the kept samples of the chain u:
+
+    n / (1 + 2 Σ_k (1 - k/n) ρ_k²),    ρ_k = (1 - h/4) (1 - h/2)^(k `thin` - 1)
 
 "fisher", (L) of the paper, has the Fisher information F at the chain's mean μ as the curvature, and "ngvi", (V),
 natural-gradient variational inference, its average under q̂:
@@ -255,8 +258,8 @@ class MCMC(Chain):
             matrix = torch.diag_embed(factor) if factor.dim() == 2 else factor
             second = torch.einsum("ncd,nce->cde", offset, offset) / degrees
             spread = weight * matrix @ matrix.mT + (1 - weight) * second
-        factor_of = 1.0 if self.weight is not None else self._unbiased(count, full, mean)
-        tilted = type(received.q).from_moments(mean, spread / factor_of)
+        bias = 1.0 if self.weight is not None else self._inverse_covariance_bias(count, mean.shape[-1] if full else 1)
+        tilted = type(received.q).from_moments(mean, spread / bias)
         if self.scale is not None:
             target_precision = _with_rows(received.cavity, self.scale * data.num_rows.double())
             size = torch.linalg.vector_norm(target_precision.flatten(1), dim=1) / torch.linalg.vector_norm(
@@ -265,11 +268,14 @@ class MCMC(Chain):
             tilted = tilted.power(size)
         return site_from(tilted, received.cavity)
 
-    def _unbiased(self, count: int, full: bool, mean: Tensor) -> float:
-        """The factor 1 - (d + 2) / n on the precision, at least 0.1; d = 1 for diagonal precisions."""
-        correlation = max(0.0, 1 - self.step_size / 2) if self.sampler == "langevin" and self.preconditioned else 0.0
-        effective = count * (1 - correlation) / (1 + correlation)
-        return max(1 - ((mean.shape[-1] if full else 1) + 2) / effective, 0.1)
+    def _inverse_covariance_bias(self, count: int, dim: int) -> float:
+        """E[S⁻¹]⁻¹ in units of the covariance, at least 0.1, for `count` samples of `dim` numbers."""
+        lags = torch.arange(1, count, dtype=torch.float64)
+        correlations = torch.zeros_like(lags)  # unknown for other chains
+        if self.sampler == "langevin" and self.preconditioned:
+            correlations = (1 - self.step_size / 4) * (1 - self.step_size / 2) ** (self.thin * lags - 1)
+        per_effective_sample = 1 + 2 * float(((1 - lags / count) * correlations.square()).sum())
+        return max(1 - (dim + 2) * per_effective_sample / count, 0.1)
 
 
 @explains_unknown
