@@ -179,6 +179,7 @@ EQUATIONS = (
             (f"{KDE}kde_score", "/ bandwidth**2", "/ bandwidth"),
             (f"{KDE}kde_score", "x, centres) /", "centres, x) /"),
             (f"{KDE}_log_kernels", "-0.5", "-1.0"),
+            (f"{KDE}kde_share", "log_mean - math.log(floor)", "math.log(floor) - log_mean"),
         ),
     ),
     Equation(
@@ -307,6 +308,16 @@ EQUATIONS = (
             (f"{TILTED}chain.py:NGVI.infer", "spread_points(tilted,", "spread_points(received.q,"),
             (f"{TILTED}chain.py:NGVI.infer", "range(self.fisher_steps)", "range(self.fisher_steps - 1)"),
             (f"{TILTED}chain.py:NGVI.infer", "mean[None], batch", "received.q.mean()[None], batch"),
+        ),
+    ),
+    Equation(
+        "Reddi et al., Algorithm 2, the baseline of Guo et al.: FedAvg with an adaptive server",
+        ("infer/test_averaging_recursions.py", "-k", "fedavg_is"),
+        (
+            ("infer/averaging/fedavg.py:FedAvg.combine", "weights.unsqueeze(-1)", "(1 / len(weights))"),
+            ("infer/averaging/fedavg.py:FedAvg.combine", "self.damping * delta", "delta"),
+            ("infer/averaging/fedavg.py:FedAvg.combine", "within(shared, OPTIM), self.damping", "{}, self.damping"),
+            ("infer/averaging/local_sgd.py:LocalSGD._bounded_step", "self.momentum * velocity + score", "score"),
         ),
     ),
     Equation(
@@ -447,6 +458,15 @@ EQUATIONS = (
                 'mix(weights, messages["log_belief"])',
                 'mix(weights, messages["log_belief"].exp()).log()',
             ),
+        ),
+    ),
+    Equation(
+        "Lian et al., [22] of Wang et al.: federated averaging over a graph",
+        ("infer/test_averaging_recursions.py", "-k", "agents"),
+        (
+            ("infer/peers/p2p_fedavg.py:P2PFedAvg.combine", 'messages["point"]', 'shared["point"]'),
+            ("infer/peers/p2p_fedavg.py:P2PFedAvg.local_step", 'shared["point"] + ', 'shared["point"] - '),
+            ("infer/peers/p2p_fedavg.py:P2PFedAvg.consensus_steps", "self.gossip_steps", "1"),
         ),
     ),
     # -- Neal ---------------------------------------------------------------------------------------------------
