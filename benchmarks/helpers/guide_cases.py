@@ -394,9 +394,6 @@ CASES = [
     Case("AutoMultivariateNormal, rows by label", "P2PSFVI", CLASSES, auto.AutoMultivariateNormal),
     Case("AutoIAFNormal, rows by label", "P2PSFVI", CLASSES, auto.AutoIAFNormal),
 ]
-#: SFVI from the guide's own start, where pooled SVI begins: each of its steps is a round.
-OWN_START = "SFVI(surrogates=None)"
-CASES += [dataclasses.replace(case, by=OWN_START) for case in CASES if case.by == "SFVI"]
 BY_NAME = {f"{case.by} / {case.name}": case for case in CASES}
 #: Guides that are made from nothing, or from the model, anew for each side.
 MADE = (Module, amortised)
@@ -457,9 +454,9 @@ def federated(case: Case, fed: Any, settings: Settings) -> tuple[Any, dict[str, 
         algorithm = pf.infer.P2PSFVI(guide=instance(case), **adam)
         options = {**OPTIONS, "graph": pf.graph.ring(fed.num_clients)}
     else:
-        algorithm = OneByOne(guide=instance(case), **adam, **({"surrogates": None} if case.by == OWN_START else {}))
+        algorithm = OneByOne(guide=instance(case), **adam)
     idata = pf.run(algorithm, fed, **options)
-    if case.by in ("SFVI", OWN_START):
+    if case.by == "SFVI":
         draws = fitted_draws(guide_program(instance(case), fed.problem), OneByOne.kept["average"])
     else:
         values = [torch.as_tensor(idata["posterior"][name].values) for name in fed.problem.sites]

@@ -296,6 +296,15 @@ EQUATIONS = (
         ),
     ),
     Equation(
+        "Guo et al., Section 2.2.2: the Fisher information, with labels from the model",
+        (f"{EP}test_published_forms.py", "-k", "fisher_information"),
+        (
+            ("density/derivatives/other_curvatures.py:fisher_information", "probs * batch", "1.0 * batch"),
+            ("density/derivatives/other_curvatures.py:fisher_information", "scores.square()", "scores"),
+            ("density/derivatives/other_curvatures.py:_quadrature", "node * base.scale", "node"),
+        ),
+    ),
+    Equation(
         "Guo et al., Algorithm 5: (V) natural gradients",
         (f"{EP}test_published_forms.py", "-k", "algorithm_5"),
         (
@@ -428,6 +437,14 @@ EQUATIONS = (
                 'self.weighting != "exact"',
             ),
             ("infer/peers/peer_sites.py:Turn.rows", "position[:, -1] + 1", "position[:, -1]"),
+        ),
+    ),
+    Equation(
+        "Wang et al., Tables I and II: the decay of the rate",
+        ("infer/peers/test_p2p_exact.py", "-k", "decay or first_step"),
+        (
+            ("infer/peers/p2p_vi.py:P2PVI._tilted_step", "turn.pace * self.solver.round_decay", "turn.pace"),
+            ("infer/peers/p2p_vi.py:P2PVI._tilted_step", "old_site, turn.pace)", "old_site, None)"),
         ),
     ),
     Equation(

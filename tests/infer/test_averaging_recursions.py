@@ -71,6 +71,14 @@ def test_fedavg_is_the_optimisers_step_on_the_average_by_rows(name, optimiser):
     np.testing.assert_allclose(ended[0, 0], point, rtol=1e-9, atol=1e-10)
 
 
+def test_one_client_in_turn_moves_the_point_alone():
+    """Kassab and Simeone, C.1: FedAvg whose server schedules a single agent at a time."""
+    point, ended = points(pf.FedAvg(**LOCAL), 5, schedule=pf.schedule.RoundRobin())
+    for turn in range(5):
+        point = local_point(point, PARTS[turn % 4])
+    np.testing.assert_allclose(ended[0, 0], point, rtol=1e-9, atol=1e-10)
+
+
 @pytest.mark.parametrize("gossip_steps", [1, 2])
 def test_agents_mix_their_own_points_with_the_rows_of_the_weights(gossip_steps):
     """θ_i ← Σ_j W_ij (θ_j after L steps); a matrix that is not symmetric."""
