@@ -15,10 +15,10 @@ gradients. Flows begin at their own start, and each of their steps is a round an
 Errors of means are in SDs of the exact posterior, of SDs in logarithms, the largest of all parameters; 4,000 draws add
 0.016 and 0.011. Draws of SFVI's and of the pooled guide are made with the same random numbers; those of the others with
 their own. "Chance" is the largest SD of the distance of two pooled runs with random numbers of their own and the same
-start: √2 standard errors of the pooled run's average, by ten batches of its parameters. The reference is exact (conjugate), or
-a fine grid. KL is that of the guide to the posterior, in nats, by 4,000 draws and the grid's evidence. Rounds include
-those of FedEP or P2PVI. Gradients are those of one client's rows, a draw each. Bytes are those of one client in all
-rounds, seconds the CPU's for the whole run without its audit.
+start: √2 standard errors of the pooled run's average, by ten batches of its parameters. The reference is exact
+(conjugate), or a fine grid. KL is that of the guide to the posterior, in nats, by 4,000 draws and the grid's evidence.
+Rounds include those of FedEP or P2PVI. Gradients are those of one client's rows, a draw each. Bytes are those of one
+client in all rounds, seconds the CPU's for the whole run without its audit.
 """
 
 from __future__ import annotations

@@ -481,7 +481,7 @@ EQUATIONS = (
         "Lian et al., [22] of Wang et al.: federated averaging over a graph",
         ("infer/test_averaging_recursions.py", "-k", "agents"),
         (
-            ("infer/peers/p2p_fedavg.py:P2PFedAvg.combine", 'messages["point"]', 'shared["point"]'),
+            ("infer/peers/p2p_fedavg.py:P2PFedAvg.combine", 'mix(weights, messages["point"])', 'messages["point"]'),
             ("infer/peers/p2p_fedavg.py:P2PFedAvg.local_step", 'shared["point"] + ', 'shared["point"] - '),
             ("infer/peers/p2p_fedavg.py:P2PFedAvg.consensus_steps", "self.gossip_steps", "1"),
         ),
