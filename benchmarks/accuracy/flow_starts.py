@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 import pyro_fed as pf
-from benchmarks.helpers.guide_cases import BANANA, F64, FUNNEL, banana_log_density, funnel_log_density
+from benchmarks.helpers.guide_cases import BANANA, F64, FUNNEL, OPTIONS, banana_log_density, funnel_log_density
 from benchmarks.helpers.tables import heading, row
 
 DRAWS, RATE, FINAL = 2, 0.02, 0.1
@@ -74,8 +74,7 @@ def main() -> None:
     cases = (("banana", BANANA, banana_log_density), ("funnel", FUNNEL, funnel_log_density))
     for name, (model, data, exact), log_density in cases:
         fed = pf.Federation(model, data, plate="data", num_clients=min(5, len(data[0]) // 2), dtype=F64)
-        quiet = {"progress": False, "audit": False, "log_likelihood": False}
-        posterior = pf.run(pf.FedEP(), fed, num_draws=4000, seed=0, **quiet)["posterior"]
+        posterior = pf.run(pf.FedEP(), fed, **OPTIONS)["posterior"]
         points = torch.stack([torch.as_tensor(posterior[site].values[0]) for site in fed.problem.sites], 1)
         gaussian = dist.MultivariateNormal(points.mean(0), torch.cov(points.T), validate_args=False)
         firsts, evidence = (log_density, gaussian.log_prob), exact()[2]
