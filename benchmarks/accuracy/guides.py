@@ -10,13 +10,15 @@ errors are the worst agent's.
 Pooled is `pyro.infer.SVI` with the same guide, steps, draws a step, Adam, rates and average of the second half of its
 parameters as SFVI, and in each step with the random numbers of SFVI's. SFVI makes the first half of its steps at the
 server, towards FedEP's Gaussian, and P2PSFVI at the agents, towards P2PVI's, so that clients compute half as many
-gradients. Errors of means are in SDs of the exact posterior, of SDs in logarithms, the largest of all parameters; 4,000
-draws add 0.016 and 0.011. Draws of SFVI's and of the pooled guide are made with the same random numbers; those of the
-others with their own. "Chance" is the largest SD of the distance of two pooled runs with random numbers of their own:
-√2 standard errors of the pooled run's average, by ten batches of its parameters. The reference is exact (conjugate), or
-a fine grid. KL is that of the guide to the posterior, in nats, by 4,000 draws and the grid's evidence. Rounds include
-those of FedEP or P2PVI. Gradients are those of one client's rows, a draw each. Bytes are those of one client in all
-rounds, seconds the CPU's for the whole run without its audit.
+gradients. Flows begin at their own start, and each of their steps is a round and one of pooled SVI.
+
+Errors of means are in SDs of the exact posterior, of SDs in logarithms, the largest of all parameters; 4,000 draws add
+0.016 and 0.011. Draws of SFVI's and of the pooled guide are made with the same random numbers; those of the others with
+their own. "Chance" is the largest SD of the distance of two pooled runs with random numbers of their own and the same
+start: √2 standard errors of the pooled run's average, by ten batches of its parameters. The reference is exact
+(conjugate), or a fine grid. KL is that of the guide to the posterior, in nats, by 4,000 draws and the grid's evidence.
+Rounds include those of FedEP or P2PVI. Gradients are those of one client's rows, a draw each. Bytes are those of one
+client in all rounds, seconds the CPU's for the whole run without its audit.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ def line(record: dict[str, Any]) -> str:
     sides = [(figure(f"{side}mean"), figure(f"{side}log_sd") or "a point") for side in ("", "pooled_")]
     mine, theirs = sides if by != "FedLaplace" else (sides[0], ("", ""))
     steps = record["steps"] * record["particles"]
-    gradients = (f"{steps // 2:,}", f"{steps:,}") if by.endswith("SFVI") else ("", f"{steps:,}" if theirs[0] else "")
+    own = steps if record["rounds"] == record["steps"] else steps // 2
+    gradients = (f"{own:,}" if by.endswith("SFVI") else "", f"{steps:,}" if theirs[0] else "")
     cost = (f"{record['rounds']:,}", gradients[0], f"{record['kB']:,.0f}", f"{record['cpu']:.0f}")
     apart = [figure(what) for what in ("apart", "log_sd_apart", "chance", "kl", "pooled_kl")]
     return row(name, by, *cost, *mine, gradients[1], *theirs, *apart)

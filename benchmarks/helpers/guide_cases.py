@@ -148,12 +148,14 @@ def banana(y: Tensor) -> None:
         pyro.sample("y", dist.Normal(b + (a + 1).square(), 0.6), obs=y)
 
 
-def banana_exact() -> tuple[Tensor, Tensor, float]:
-    def log_density(z: Tensor) -> Tensor:
-        prior = dist.Normal(number(0), 1.0).log_prob(z).sum(1)
-        return prior + dist.Normal((z[:, 1] + (z[:, 0] + 1).square())[:, None], 0.6).log_prob(BANANA_Y).sum(1)
+def banana_log_density(z: Tensor) -> Tensor:
+    """Of a and b, without the evidence, at points (S, 2)."""
+    prior = dist.Normal(number(0), 1.0).log_prob(z).sum(1)
+    return prior + dist.Normal((z[:, 1] + (z[:, 0] + 1).square())[:, None], 0.6).log_prob(BANANA_Y).sum(1)
 
-    return on_grid(log_density, [-5.0, -6.0], [4.0, 5.0])
+
+def banana_exact() -> tuple[Tensor, Tensor, float]:
+    return on_grid(banana_log_density, [-5.0, -6.0], [4.0, 5.0])
 
 
 FUNNEL_Y = torch.tensor([0.3, -0.4], dtype=F64)
@@ -164,6 +166,13 @@ def funnel(y: Tensor) -> None:
     x = pyro.sample("x", dist.Normal(number(0), t.exp()))
     with pyro.plate("data", len(y)):
         pyro.sample("y", dist.Normal(x, 2.0), obs=y)
+
+
+def funnel_log_density(z: Tensor) -> Tensor:
+    """Of t and x, without the evidence, at points (S, 2)."""
+    t, x = z.unbind(1)
+    prior = dist.Normal(number(0), 1.5).log_prob(t) + dist.Normal(number(0), t.exp()).log_prob(x)
+    return prior + dist.Normal(x[:, None], 2.0).log_prob(FUNNEL_Y).sum(1)
 
 
 def funnel_exact() -> tuple[Tensor, Tensor, float]:

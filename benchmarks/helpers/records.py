@@ -1,7 +1,8 @@
 """Records of a benchmark in a file: one line of JSON each, sorted by case, under a line that says where they were made.
 
-What is there is not run again, so that a benchmark can be cut off and resumed. `alone` is for figures that depend on
-what a process has done before, as memory does.
+What is there is not run again, so that a benchmark can be cut off and resumed. A case whose run reaches its
+`max_seconds` before there is an answer has a record of where, `cut`. `alone` is for figures that depend on what a
+process has done before, as memory does.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 
 from pyro_fed.analysis.bench.processes import Died, run_in_processes
 from pyro_fed.conventions.output import replaced_file
+from pyro_fed.errors import TimeLimitError
 
 Record = dict[str, Any]
 
@@ -121,7 +123,11 @@ def run_missing(
 def _timed(task: tuple[Callable[[str], Mapping[str, Any]], str]) -> Record:
     function, case = task
     began = time.process_time()
-    found = function(case)
+    try:
+        found = function(case)
+    except TimeLimitError as error:
+        begun = error.round is not None
+        found = {"cut": f"round {error.round} of {type(error.algorithm).__name__}" if begun else "its preparation"}
     return {"seconds": round(time.process_time() - began, 2), **found}
 
 

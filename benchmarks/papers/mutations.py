@@ -179,6 +179,7 @@ EQUATIONS = (
             (f"{KDE}kde_score", "/ bandwidth**2", "/ bandwidth"),
             (f"{KDE}kde_score", "x, centres) /", "centres, x) /"),
             (f"{KDE}_log_kernels", "-0.5", "-1.0"),
+            (f"{KDE}kde_share", "log_mean - math.log(floor)", "math.log(floor) - log_mean"),
         ),
     ),
     Equation(
@@ -295,6 +296,15 @@ EQUATIONS = (
         ),
     ),
     Equation(
+        "Guo et al., Section 2.2.2: the Fisher information, with labels from the model",
+        (f"{EP}test_published_forms.py", "-k", "fisher_information"),
+        (
+            ("density/derivatives/other_curvatures.py:fisher_information", "probs * batch", "1.0 * batch"),
+            ("density/derivatives/other_curvatures.py:fisher_information", "scores.square()", "scores"),
+            ("density/derivatives/other_curvatures.py:_quadrature", "node * base.scale", "node"),
+        ),
+    ),
+    Equation(
         "Guo et al., Algorithm 5: (V) natural gradients",
         (f"{EP}test_published_forms.py", "-k", "algorithm_5"),
         (
@@ -307,6 +317,16 @@ EQUATIONS = (
             (f"{TILTED}chain.py:NGVI.infer", "spread_points(tilted,", "spread_points(received.q,"),
             (f"{TILTED}chain.py:NGVI.infer", "range(self.fisher_steps)", "range(self.fisher_steps - 1)"),
             (f"{TILTED}chain.py:NGVI.infer", "mean[None], batch", "received.q.mean()[None], batch"),
+        ),
+    ),
+    Equation(
+        "Reddi et al., Algorithm 2, the baseline of Guo et al.: FedAvg with an adaptive server",
+        ("infer/test_averaging_recursions.py", "-k", "fedavg_is"),
+        (
+            ("infer/averaging/fedavg.py:FedAvg.combine", "weights.unsqueeze(-1)", "(1 / len(weights))"),
+            ("infer/averaging/fedavg.py:FedAvg.combine", "self.damping * delta", "delta"),
+            ("infer/averaging/fedavg.py:FedAvg.combine", "within(shared, OPTIM), self.damping", "{}, self.damping"),
+            ("infer/averaging/local_sgd.py:LocalSGD._bounded_step", "self.momentum * velocity + score", "score"),
         ),
     ),
     Equation(
@@ -420,6 +440,14 @@ EQUATIONS = (
         ),
     ),
     Equation(
+        "Wang et al., Tables I and II: the decay of the rate",
+        ("infer/peers/test_p2p_exact.py", "-k", "decay or first_step"),
+        (
+            ("infer/peers/p2p_vi.py:P2PVI._tilted_step", "turn.pace * self.solver.round_decay", "turn.pace"),
+            ("infer/peers/p2p_vi.py:P2PVI._tilted_step", "old_site, turn.pace)", "old_site, None)"),
+        ),
+    ),
+    Equation(
         "Wang et al., Eq. (4) and (8): consensus on natural parameters",
         ("infer/peers/test_p2p_exact.py", "-k", "equation_3"),
         (
@@ -447,6 +475,15 @@ EQUATIONS = (
                 'mix(weights, messages["log_belief"])',
                 'mix(weights, messages["log_belief"].exp()).log()',
             ),
+        ),
+    ),
+    Equation(
+        "Lian et al., [22] of Wang et al.: federated averaging over a graph",
+        ("infer/test_averaging_recursions.py", "-k", "agents"),
+        (
+            ("infer/peers/p2p_fedavg.py:P2PFedAvg.combine", 'mix(weights, messages["point"])', 'messages["point"]'),
+            ("infer/peers/p2p_fedavg.py:P2PFedAvg.local_step", 'shared["point"] + ', 'shared["point"] - '),
+            ("infer/peers/p2p_fedavg.py:P2PFedAvg.consensus_steps", "self.gossip_steps", "1"),
         ),
     ),
     # -- Neal ---------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ those of `pyro-fed bench` (`iid/10`, `dirichlet:1/10`). The error of a mean is i
 all parameters (and agents); SDs are over the reference's. "right" is an error of at most 0.45 and SDs of 0.8 to 1.2, as
 in `tests/recipes`; "point" has no SDs. Behind them stand the codes of the findings that speak against the result, and
 "NOT SAID" where a wrong one has none. Runs are kept as they end and not run again; `--minutes` begins none after so
-many, `--seconds` is a limit for one, by the clock: what is cut off by it says so.
+many, `--seconds` is a limit for one, by the clock: what is cut off by it says so, and is run again by `--again`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def measured(name: str, seconds: float = SECONDS) -> Record:
             **options,
         )
     except pf.errors.TimeLimitError:
-        raise  # no result, and nothing that is kept
+        raise  # a record of its own
     except pf.errors.StoppedError as error:
         return {"ended": f"{type(error).__name__} in round {error.round} of {type(error.algorithm).__name__}"}
     except pf.PyroFedError as error:
@@ -94,6 +94,8 @@ def cell(record: Record | None) -> str:
     """What a table says of a run."""
     if record is None:
         return ""
+    if "cut" in record:
+        return f"cut off in {record['cut']}"
     if "ended" in record:
         return str(record["ended"])
     error, low, high = record["error"], record["sd_low"], record["sd_high"]
@@ -127,9 +129,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=SECONDS, help="the most that a run may take")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing after so many")
     parser.add_argument("--out", type=Path, default=Path("out/recipes.jsonl"))
+    parser.add_argument("--again", action="store_true", help="run what was cut off, too")
     parser.add_argument("--print", action="store_true", help="run nothing, print the table of what is there")
     given = parser.parse_args()
     records = Records(given.out)
+    if given.again:
+        records.drop(lambda record: "cut" in record or record.get("interrupted", False))
     names = [name_of(*one) for one in product(given.cases, given.splits, given.recipes)]
     for record in run_missing(
         records, [] if given.print else names, partial(measured, seconds=given.seconds), minutes=given.minutes

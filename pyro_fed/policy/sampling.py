@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 
-from pyro.infer.autoguide import AutoGuide
+from pyro.infer.autoguide import AutoGuide, AutoNormalizingFlow
 
 from pyro_fed.density.traits import FULL_DIM, LARGE_DIM
 from pyro_fed.errors import SettingError
@@ -28,6 +28,7 @@ from pyro_fed.infer.pooled.svi import SVI
 from pyro_fed.infer.surrogates.fedais import FedAIS
 from pyro_fed.infer.surrogates.local_sgld import LocalSGLD
 from pyro_fed.infer.surrogates.surrogates import Given
+from pyro_fed.infer.variational.guide_ascent import is_kind
 from pyro_fed.infer.variational.p2p_sfvi import P2PSFVI
 from pyro_fed.infer.variational.sfvi import SFVI
 from pyro_fed.policy.choice import Case, Decision, Row, Table, affordable_rows, few_enough_to_weigh, proper_prior
@@ -81,6 +82,8 @@ def guides_start_over_graph_of(case: Case) -> Decision | None:
 def _without_gaussian(case: Case) -> Decision | None:
     """The reason why a guide starts from its own initial values, or None."""
     traits = case.traits
+    if is_kind(case.algorithm.guide, AutoNormalizingFlow):
+        return Decision(None, "a flow, which ends farther from a posterior that is not Gaussian if it begins as one")
     if traits.large() or traits.layers:
         return Decision(None, "a network or another large model, whose Gaussian costs as many rounds as the guide")
     if traits.without_curvature or traits.non_smooth_scores:

@@ -11,6 +11,8 @@ from benchmarks.goldens.__main__ import main, report
 from benchmarks.goldens.cases import SETS
 from benchmarks.goldens.differences import differences
 from benchmarks.helpers.records import Records, run_missing
+from pyro_fed import FedEP
+from pyro_fed.errors import TimeLimitError
 
 CASE = "linear_sorted / FedLaplace"
 GOLDEN = {
@@ -118,9 +120,13 @@ def test_a_file_whose_last_line_was_cut_off_is_read_up_to_there(tmp_path):
 
 
 def squared(case):
-    """A record, or no answer."""
+    """A record, no answer, or none within the run's seconds."""
     if case == "dies":
         os._exit(3)
+    if case == "late":
+        raise TimeLimitError("", round=7, algorithm=FedEP())
+    if case == "never":
+        raise TimeLimitError("")
     return {"square": int(case) ** 2}
 
 
@@ -135,6 +141,14 @@ def test_only_what_is_missing_is_run(tmp_path, capfd):
     assert [one["square"] for one in Records(path).values()] == [4, 0]
     assert [one["square"] for one in run_missing(records, ["3"], squared, again=True)] == [9]
     assert list(run_missing(records, ["5"], squared, minutes=0)) == []
+
+
+@together
+def test_a_case_that_is_cut_off_by_its_own_limit_has_a_record_of_where(tmp_path):
+    records = Records(tmp_path / "squares.jsonl")
+    list(run_missing(records, ["late", "2", "never"], squared))
+    kept = {case: record.get("cut") for case, record in Records(records.path).items()}
+    assert kept == {"late": "round 7 of FedEP", "2": None, "never": "its preparation"}
 
 
 @pytest.mark.parametrize("name", SETS)

@@ -33,6 +33,16 @@ def test_score_is_the_gradient(bandwidth):
     torch.testing.assert_close(kde_score(x, centres, bandwidth), expected, rtol=1e-10, atol=1e-10)
 
 
+def test_a_floor_is_added_to_the_mean_of_the_kernels():
+    """∇ log(floor + 1/N Σ_n exp(-|x - θ_n|² / 2λ²)), kernels of a peak of one: the authors' code, and no paper."""
+    x, centres = 3 * draw(6, 2, seed=1), draw(9, 2, seed=2)
+
+    def log_sum(row):
+        return torch.log(0.02 + torch.exp(-(row - centres).square().sum(-1) / (2 * 0.7**2)).mean())
+
+    torch.testing.assert_close(kde_score(x, centres, 0.7, 0.02), vmap(grad(log_sum))(x), rtol=1e-9, atol=1e-9)
+
+
 def test_several_estimates_at_once():
     x, centres = draw(6, 4, seed=1), draw(3, 9, 4, seed=2)
     for function in (kde_score, effective_neighbours):

@@ -8,6 +8,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from algorithms import ALGORITHMS, unequal_lines
+from pyro.infer.autoguide import AutoIAFNormal
 
 import pyro_fed as pf
 from pyro_fed.algorithm import Algorithm
@@ -69,6 +70,18 @@ def test_a_guide_is_fitted_first_to_a_gaussian_where_one_can_be_had(model, colum
     if model is network:
         with pytest.raises(pf.errors.SettingError, match="use bound='elbo'"):
             resolve(pf.infer.SFVI(bound="iwae"), fed.problem.traits)
+
+
+@pytest.mark.parametrize("guide", [AutoIAFNormal, AutoIAFNormal(regression)])
+@pytest.mark.parametrize("kind", [pf.infer.SFVI, pf.infer.P2PSFVI])
+def test_a_flow_begins_at_its_own_start(kind, guide):
+    """Its optimum depends on where it begins, and pooled SVI begins there; a Gaussian is taken where one is set."""
+    traits = over(regression).problem.traits
+    found = resolve(kind(guide=guide), traits)
+    assert found.algorithm.surrogates is None and found.algorithm.default_rounds(3) == found.algorithm.num_steps
+    assert reasons(found)["surrogates"].startswith("a flow")
+    asked = {"surrogates": "laplace" if kind is pf.infer.SFVI else "p2pvi"}
+    assert resolve(kind(guide=guide, **asked), traits).algorithm.steps_without_rounds == 1000
 
 
 def is_open(value):

@@ -13,7 +13,8 @@ weighted by w_s ∝ p(x_s) / q_φ(x_s). So clients also send log p_k(z_s), and t
 
 The first half of the steps needs no rounds: the same steps move a guide of any family towards a known Gaussian, such as
 FedEP's or P2PVI's, with ∇_z log (q_EP / p_0) in place of Σ_k ∇_z log p_k. The second half takes the rounds. Without
-such a Gaussian there are twice as many rounds, from the guide's own start.
+such a Gaussian there are twice as many rounds, from the guide's own start. So it is for flows: of their local optima
+they then reach those of SVI on the pooled data, and from a Gaussian worse ones (`benchmarks/accuracy/GUIDES.md`).
 
 A single φ has the noise of the few draws in Adam's last steps. φ̄ averages over the draws of half of all steps (Dhaka et
 al., 2020). Its error is half that of the last φ at a rate that falls a hundredfold.

@@ -76,7 +76,8 @@ class P2PSFVI(GuideAscent, OnGraph):
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
         surrogates: an algorithm over the graph that leaves a Gaussian at every agent, such as `P2PVI`, or its name
             "p2pvi". Each agent fits the guide to its Gaussian before the first round. With None guides begin at their
-            own start. "auto" is P2PVI if it has a full covariance and runs on the model.
+            own start. "auto" is P2PVI if it has a full covariance and runs on the model; for an `AutoNormalizingFlow`
+            it is None.
 
     Raises:
         SettingError: a setting out of its range, or unknown; a guide without the model's sites, with values outside of

@@ -76,7 +76,8 @@ class SFVI(GuideAscent):
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
         surrogates: an algorithm that leaves a Gaussian, `Given`, or one of the names "fedep", "laplace" and
             "local_sgld". The guide is fitted to that Gaussian before the first round. With None it begins at its own
-            start. "auto" is FedEP or FedLaplace, by the number of parameters, if they run on the model.
+            start. "auto" is FedEP or FedLaplace, by the number of parameters, if they run on the model; for an
+            `AutoNormalizingFlow` it is None.
 
     Raises:
         SettingError: a setting out of its range, or unknown; a guide without the model's sites, with values outside of

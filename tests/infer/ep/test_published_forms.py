@@ -1,6 +1,7 @@
 """Guo et al.'s client inferences as published: what they estimate, what is sent, and clients of unequal size."""
 
 import functools
+import math
 import warnings
 
 import numpy as np
@@ -131,6 +132,29 @@ def chosen(x, y):
     w = pyro.sample("w", dist.Normal(x.new_zeros(3), 2.0).to_event(1))
     with pyro.plate("data", len(x)):
         pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+
+def spread(x, y):
+    """Of Gaussian rows whose SD is latent: Fisher information X'X / σ² of w and 2 n of log σ, by no labels."""
+    w = pyro.sample("w", dist.Normal(x.new_zeros(3), 2.0).to_event(1))
+    t = pyro.sample("t", dist.Normal(x.new_zeros(()), 1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(x @ w, t.exp()), obs=y)
+
+
+def test_fisher_information_is_the_expectation_over_labels_of_the_model():
+    """Whatever the labels are: of 20 rows, at a point where they are unlikely."""
+    x, y = (part[:20] for part in data())
+    z = torch.tensor([0.5, -1.0, 2.0, 0.3], dtype=torch.float64)
+    expected = torch.zeros(4, 4, dtype=torch.float64)
+    expected[:3, :3], expected[3, 3] = x.T @ x / math.exp(2 * 0.3), 2 * 20
+    for labels in (y, 7 - y):
+        fed = pf.Federation(spread, (x, labels), plate="data", num_clients=1)
+        batch = fed.client_data().full_batch()
+        one = type(batch)(*(torch.utils._pytree.tree_map(lambda part: part[0], part) for part in batch))
+        found = fisher_information(fed.problem, z, one, "full")
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(fisher_information(fed.problem, z, one, "diag"), expected.diagonal())
 
 
 @pytest.mark.parametrize("decay", [0.3, 0.8])

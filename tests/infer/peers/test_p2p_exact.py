@@ -212,3 +212,17 @@ def test_the_first_step_of_adam_is_its_rate_in_the_units_asked_for(units: str) -
 def test_the_parameters_own_units_are_of_diagonal_beliefs() -> None:
     with pytest.raises(pf.errors.SettingError, match="needs covariance='diag'; received 'auto'"):
         pf.P2PVI(weighting="paper", update=pf.infer.update.SVI(units="parameters"))
+
+
+def test_the_rate_of_a_visit_is_the_first_times_powers_of_the_decay() -> None:
+    """η ε^t, Tables I and II: a visit of one step moves every mean by the rate, up or down, since Adam begins anew."""
+    update = pf.infer.update.SVI(steps=1, step_size=0.01, units="parameters", round_decay=0.5)
+    algorithm = KeptVI(weighting="paper", covariance="diag", gossip_steps=1, update=update)
+    means = [torch.zeros(3, dtype=torch.float64)]
+    for rounds in (1, 2, 3):
+        with pytest.warns(UserWarning, match="does not end at the posterior"):
+            mean, _, _ = beliefs(algorithm, federation(1), pf.graph.complete(1), num_rounds=rounds)
+        means.append(mean[0])
+    moves = torch.stack(means).diff(dim=0)[1:].abs()
+    rates = torch.tensor([0.005, 0.0025], dtype=torch.float64)
+    torch.testing.assert_close(moves, rates[:, None].expand(2, 3), atol=1e-9, rtol=0)
