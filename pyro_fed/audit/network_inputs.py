@@ -29,6 +29,7 @@ from pyro_fed.density.checks.points import FEW_DRAWS, FEW_ROWS, NUM_DRAWS
 from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.compiling.layers import first_products
 from pyro_fed.density.compiling.predictors import rows_graph, some_rows
+from pyro_fed.density.compiling.recording import Recorder
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.running.trace_sites import frame_of, sum_to_rows
 from pyro_fed.ops.entries import evenly
@@ -96,8 +97,8 @@ def _sizes(problem: Problem, draws: Tensor) -> Iterator[_Size]:
 class _Values(fx.Interpreter):
     """Runs a graph and keeps the values of some nodes."""
 
-    def __init__(self, graph: fx.GraphModule, wanted: set[fx.Node]) -> None:
-        super().__init__(graph)
+    def __init__(self, graph: Recorder, wanted: set[fx.Node]) -> None:
+        super().__init__(fx.GraphModule(graph.root, graph.graph))
         self.wanted = wanted
         self.values: dict[fx.Node, Tensor] = {}
 

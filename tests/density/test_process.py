@@ -4,6 +4,7 @@ import datetime
 import os
 import time
 import types
+import warnings
 
 import numpy as np
 import pyro
@@ -87,9 +88,16 @@ def fresh():
 
 
 def draws(model, args, **options):
-    fed = pf.Federation(model, args, plate="data", num_clients=2)
+    return draws_of(pf.Federation(model, args, plate="data", num_clients=2), **options)
+
+
+def draws_of(fed, **options):
+    """Draws of chains whose single step, of prior and rows, is traced; other algorithms have four to seven."""
     options = {"compile": "trace", "audit": False, "progress": False, "log_likelihood": False, **options}
-    return pf.run(pf.FedLaplace(), fed, **options).posterior["w"].values
+    chains = pf.infer.SummedLangevin(step_size=0.01, num_chains=2, burn_in=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # so few rounds have not converged
+        return pf.run(chains, fed, num_rounds=4, **options).posterior["w"].values
 
 
 def alone(*args, **options):
@@ -237,14 +245,12 @@ def test_a_federation_whose_model_changes_is_traced_again(place, monkeypatch):
     monkeypatch.setenv("PYRO_FED_TEST_SCALE", "1.0")
     model = reads_global if place == "global" else reads_environment
     fed = pf.Federation(model, data(), plate="data", num_clients=2)
-    options = {"compile": "trace", "audit": False, "progress": False}
-    pf.run(pf.FedLaplace(), fed, **options)
+    draws_of(fed)
     if place == "global":
         monkeypatch.setitem(globals(), "SCALE", 2.0)
     else:
         monkeypatch.setenv("PYRO_FED_TEST_SCALE", "2.0")
-    after = pf.run(pf.FedLaplace(), fed, **options).posterior["w"].values
-    assert np.array_equal(after, alone(closed(2.0), data()))
+    assert np.array_equal(draws_of(fed), alone(closed(2.0), data()))
 
 
 def test_data_of_the_model_itself_are_part_of_it():

@@ -35,10 +35,11 @@ def test_a_model_is_ordinary_pyro_and_its_data_come_by_seed(name):
 def test_fedep_finds_the_posterior_of_nuts(name):
     """Means within 0.15 reference SD and SDs within 15 %: the targets, and the error of the reference's 4,000 draws.
 
-    1,000 draws of the result, whose densities are integrals of which each costs as much as a step.
+    1,000 draws of the result, whose densities are integrals of which each costs as much as a step; 400 where one costs
+    more: draws that are spread evenly have standard errors below 0.05 SD and 3.5 %.
     """
     fed = gallery.federation(name)
-    options = {"num_draws": 1000, "collect_local": False, "audit": name not in DEAR}
+    options = {"num_draws": 400 if name in DEAR else 1000, "collect_local": False, "audit": name not in DEAR}
     found = pf.run(pf.FedEP(), fed, progress=False, log_likelihood=False, **options)
     error, low, high = gallery.error(found, name)
     assert error < 0.15

@@ -33,7 +33,7 @@ from pyro_fed.density.compiling.predictors import (
     subgraph,
     tidy_graph,
 )
-from pyro_fed.density.compiling.tracing import to_graph
+from pyro_fed.density.compiling.recording import Recorder
 from pyro_fed.density.problem import Problem
 from pyro_fed.ops.batched import vmap
 
@@ -100,11 +100,11 @@ def _find_structure(problem: Problem, count: int) -> Composed | None:
         value: Tensor = of_shared(z, *rows, *shared_values)
         return value.contiguous()
 
-    parts = parts_of(tidy_graph(to_graph(of_rows, (inner(z), *some_rows(problem, count)))), dim, count, False)
+    parts = parts_of(tidy_graph(of_rows, (inner(z), *some_rows(problem, count))), dim, count, False)
     return None if parts is None else Composed(inner, parts, dim)
 
 
-def _shared_nodes(graph: fx.GraphModule, count: int) -> list[fx.Node]:
+def _shared_nodes(graph: Recorder, count: int) -> list[fx.Node]:
     """The nodes of z alone that are combined with rows, or expanded to the number of rows."""
     nodes = list(graph.graph.nodes)
     z, *rows = [node for node in nodes if node.op == "placeholder"]
@@ -123,7 +123,7 @@ def _shape(node: fx.Node) -> tuple[int, ...]:
     return tuple(node.meta["tensor_meta"].shape) if hasattr(node.meta.get("tensor_meta"), "shape") else ()
 
 
-def _of_z(graph: fx.GraphModule, wanted: list[fx.Node]) -> fx.GraphModule:
+def _of_z(graph: Recorder, wanted: list[fx.Node]) -> fx.GraphModule:
     """The part of a graph that computes some nodes from z alone."""
     part = subgraph(graph, wanted, [])
     for node in [node for node in part.graph.nodes if node.op == "placeholder"][1:]:

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 from torch.func import grad_and_value, vjp
 
 from pyro_fed.density.compiling.compiler import FAILURES
@@ -37,7 +37,8 @@ from pyro_fed.density.compiling.predictors import (
     some_rows,
     tidy_graph,
 )
-from pyro_fed.density.compiling.tracing import resizing_quietly, to_graph
+from pyro_fed.density.compiling.recording import Recorder
+from pyro_fed.density.compiling.tracing import resizing_quietly
 from pyro_fed.density.problem import Problem
 from pyro_fed.ops.batched import vmap
 from pyro_fed.ops.memory import DENSITY_NUMBERS, count_in_memory
@@ -107,8 +108,8 @@ def prior_turns(problem: Problem) -> Tensor:
         with resizing_quietly():
             if len(z) > MAX_PRIOR_DIM:
                 return turns
-            graph = to_graph(lambda point: problem.log_prior(point).contiguous(), (z,))
-            if not _can_turn(tidy_graph(graph)):  # without the operations of the likelihood
+            graph = tidy_graph(lambda point: problem.log_prior(point).contiguous(), (z,))
+            if not _can_turn(graph):  # without the operations of the likelihood
                 return turns
             full_predictors = Predictors(
                 _whole_vector_predictors, lambda u, z, *rows: vmap(problem.log_prior)(u), (), problem.dim, 1
@@ -131,7 +132,7 @@ def prior_turns(problem: Problem) -> Tensor:
     return turns
 
 
-def _can_turn(graph: fx.GraphModule) -> bool:
+def _can_turn(graph: Recorder) -> bool:
     """Whether a graph has an operation after which scores can jump."""
     names = (getattr(getattr(node.target, "_schema", None), "name", "") for node in graph.graph.nodes)
     return any(name.removeprefix("aten::") in TURNING for name in names)

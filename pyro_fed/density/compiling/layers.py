@@ -19,7 +19,7 @@ from torch import fx
 
 from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, LINEAR, SUMS, may_have, rows_graph
-from pyro_fed.density.compiling.recording import LIKE
+from pyro_fed.density.compiling.recording import LIKE, Recorder
 from pyro_fed.density.problem import Problem
 
 #: Matrix products and similar operations, and the positions of their two factors.
@@ -55,7 +55,7 @@ def _shows_layers_when_traced(problem: Problem) -> bool:
         return False
 
 
-def shows_layers(graph: fx.GraphModule, dim: int) -> bool:
+def shows_layers(graph: Recorder, dim: int) -> bool:
     """Whether a traced graph of the rows' log-likelihoods at z (D,) has a product after an activation."""
     nodes = list(graph.graph.nodes)
     z, *rows = [node for node in nodes if node.op == "placeholder"]
@@ -119,7 +119,7 @@ def _contracts(node: fx.Node, bends: set[fx.Node]) -> bool:
     return equal_widths and any(_name(user) == "sum" and user in bends for user in _users(node))
 
 
-def first_products(graph: fx.GraphModule) -> list[tuple[fx.Node, fx.Node]]:
+def first_products(graph: Recorder) -> list[tuple[fx.Node, fx.Node]]:
     """Both factors of each product of values of rows alone with values of parameters alone, in a traced graph."""
     z, *rows = [node for node in graph.graph.nodes if node.op == "placeholder"]
     nodes = list(graph.graph.nodes)

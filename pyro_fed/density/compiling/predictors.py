@@ -10,7 +10,7 @@ points and rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,7 +20,8 @@ from torch.func import grad_and_value, vjp
 from torch.fx.node import map_arg
 
 from pyro_fed.density.compiling.compiler import FAILURES
-from pyro_fed.density.compiling.tracing import drop_dead, free_strides, pin_dtypes, resizing_quietly, to_graph
+from pyro_fed.density.compiling.recording import Recorder, record
+from pyro_fed.density.compiling.tracing import drop_dead, free_strides, pin_dtypes, resizing_quietly
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.files import picked
 from pyro_fed.ops.batched import vmap
@@ -115,15 +116,21 @@ def may_have(problem: Problem) -> bool:
     return not (problem.looped or problem.local_dim or nested or problem.layout.discrete)
 
 
-def rows_graph(problem: Problem, count: int) -> fx.GraphModule:
-    """The graph of the log-likelihoods (m,) of m rows at z (D,)."""
-    z = torch.zeros(problem.dim, dtype=problem.dtype, device=problem.rows[0].device)
-    picked = some_rows(problem, count)
-    return tidy_graph(to_graph(lambda point, *rows: problem.log_parts(point, rows)[1].contiguous(), (z, *picked)))
+def rows_graph(problem: Problem, count: int) -> Recorder:
+    """The graph of the log-likelihoods (m,) of m rows at z (D,), traced once for all that look at it."""
+
+    def traced() -> Recorder:
+        z = torch.zeros(problem.dim, dtype=problem.dtype, device=problem.rows[0].device)
+        picked = some_rows(problem, count)
+        return tidy_graph(lambda point, *rows: problem.log_parts(point, rows)[1].contiguous(), (z, *picked))
+
+    graph: Recorder = problem.compiler.find_once(("rows", count), traced, problem)
+    return graph
 
 
-def tidy_graph(graph: fx.GraphModule) -> fx.GraphModule:
-    """Simplify a traced graph, in place, before its parts are extracted."""
+def tidy_graph(function: Callable[..., Tensor], leaves: Sequence[Tensor]) -> Recorder:
+    """The simplified graph of a function, of which parts are extracted; no code is made of the whole."""
+    graph = record(function, leaves)
     pin_dtypes(graph.graph)
     drop_dead(graph.graph)
     free_strides(graph.graph)
@@ -138,7 +145,7 @@ def some_rows(problem: Problem, count: int) -> Rows:
     return tuple(picked(leaf, at) for leaf in problem.rows)
 
 
-def parts_of(graph: fx.GraphModule, dim: int, count: int, wide: bool, with_latents: bool = False) -> Predictors | None:
+def parts_of(graph: Recorder, dim: int, count: int, wide: bool, with_latents: bool = False) -> Predictors | None:
     """The predictors in a graph of log-likelihoods (m,) of z (D,) and m rows.
 
     `wide` allows more numbers than `MAX_ROW_NUMBERS`, up to one in `WIDE_RATIO` parameters. `with_latents`: the first
@@ -239,7 +246,7 @@ def _kind(node: fx.Node, kind: dict[fx.Node, str]) -> str:
     return "other"
 
 
-def _direct(graph: fx.GraphModule, ends: list[fx.Node], dim: int) -> tuple[int, ...]:
+def _direct(graph: Recorder, ends: list[fx.Node], dim: int) -> tuple[int, ...]:
     """The entries of z in linear values that are the same for all rows."""
     if not ends:
         return ()
@@ -258,7 +265,7 @@ def _direct(graph: fx.GraphModule, ends: list[fx.Node], dim: int) -> tuple[int, 
     return tuple(entries)
 
 
-def subgraph(graph: fx.GraphModule, wanted: list[fx.Node] | None, given: list[fx.Node]) -> fx.GraphModule:
+def subgraph(graph: Recorder, wanted: list[fx.Node] | None, given: list[fx.Node]) -> fx.GraphModule:
     """The part of a graph that computes the wanted nodes (None: its output), with the `given` nodes as inputs."""
     part_graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -277,7 +284,7 @@ def subgraph(graph: fx.GraphModule, wanted: list[fx.Node] | None, given: list[fx
     else:
         part_graph.output([copies[node] for node in wanted])
     drop_dead(part_graph)
-    return fx.GraphModule(graph, part_graph)
+    return fx.GraphModule(graph.root, part_graph)
 
 
 def is_the_model(problem: Problem, ours: Callable[[Tensor, Rows, Tensor], tuple[Tensor, ...]]) -> bool:

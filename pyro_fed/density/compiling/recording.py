@@ -77,7 +77,8 @@ class Recorder(TorchDispatchMode):
         tensors = list(_tensors((args, kwargs)))
         if not all(type(tensor) in PLAIN or tensor in self._values for tensor in tensors):
             return NotImplemented
-        if _is_composite(func) and not _has_kernel(func, tensors):
+        operation = _OPERATIONS.get(func) or _look_up(func)
+        if operation.composite and not _has_kernel(func, tensors):
             with self:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
@@ -92,7 +93,7 @@ class Recorder(TorchDispatchMode):
         values = [self._value_of(tensor) for tensor in tensors]
         constants = [value.constant for value in values]
         all_constant = bool(constants) and all(one is not None for one in constants)
-        if torch.Tag.data_dependent_output in func.tags:
+        if operation.reads:
             if not all_constant:
                 raise RuntimeError(
                     f"the value of a tensor is read while the step is traced ({func}): an `if` or `float(...)` "
@@ -102,30 +103,27 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         if func is aten.lift_fresh.default:  # later operations may write into the result, not into the constant
             func = aten.lift_fresh_copy.default
-        name = self.graph._target_to_str(func.overloadpacket.__name__)
-        inputs = _replace_tensors([value.node for value in values], args, kwargs)
-        node = self.graph.create_node("call_function", func, *inputs, name=name)
+            operation = _OPERATIONS.get(func) or _look_up(func)
+        node = self.graph.create_node("call_function", func, name=operation.name)
+        # Set afterwards: `create_node` looks through its arguments for symbolic numbers, half of its time.
+        node.args, node.kwargs = _replace_tensors([value.node for value in values], args, kwargs)
         result = func(*args, **kwargs)
-        if isinstance(result, Tensor) and self._is_known(func, node):
+        if isinstance(result, Tensor) and self._is_known(operation, func, values):
             self.known[node] = result.device  # not the tensor: autograd adds into tensors without another reference
         constant = None
         if func is aten.lift_fresh_copy.default:
             constant = args[0].clone() if result.numel() <= 1 else None
-        elif (
-            all_constant
-            and torch.Tag.nondeterministic_seeded not in func.tags
-            and all(tensor.numel() <= 1 for tensor in _tensors(result))
-        ):
+        elif all_constant and not operation.random and all(tensor.numel() <= 1 for tensor in _tensors(result)):
             args, kwargs = _replace_tensors(constants, args, kwargs)
             constant = func(*args, **kwargs)
         self._note(result, node, constant)
         return result
 
-    def _is_known(self, func: Any, node: fx.Node) -> bool:
+    def _is_known(self, operation: _Operation, func: Any, inputs: Sequence[_Value]) -> bool:
         """Whether the result of an operation does not depend on inputs or random numbers."""
-        if torch.Tag.nondeterministic_seeded in func.tags or func._schema.is_mutable:
+        if operation.random or operation.writes:
             return False
-        return func in LIKE or all(one.op == "get_attr" or one in self.known for one in node.all_input_nodes)
+        return func in LIKE or all(one.node.op == "get_attr" or one.node in self.known for one in inputs)
 
     def _note(self, made: Any, node: fx.Node, constant: Any) -> None:
         if isinstance(made, Tensor):
@@ -191,15 +189,28 @@ def _map_tensors(args: Any, to: Callable[[Tensor], Any]) -> Any:
     return args
 
 
-#: Whether an operation is composed of others, by operation.
-_COMPOSITE: dict[OpOverload, bool] = {}
+class _Operation(NamedTuple):
+    """What the recorder asks of each of torch's operations, whose answers never change."""
+
+    name: str  # of its nodes, before their number
+    composite: bool  # composed of others
+    reads: bool  # returns the value of a tensor to Python
+    random: bool
+    writes: bool  # into its arguments
 
 
-def _is_composite(func: Any) -> bool:
-    composite = _COMPOSITE.get(func)
-    if composite is None:
-        composite = _COMPOSITE[func] = isinstance(func, OpOverload) and func._can_decompose()
-    return composite
+_OPERATIONS: dict[OpOverload, _Operation] = {}
+
+
+def _look_up(func: Any) -> _Operation:
+    found = _OPERATIONS[func] = _Operation(
+        fx.Graph()._target_to_str(func.overloadpacket.__name__),
+        isinstance(func, OpOverload) and func._can_decompose(),
+        torch.Tag.data_dependent_output in func.tags,
+        torch.Tag.nondeterministic_seeded in func.tags,
+        func._schema.is_mutable,
+    )
+    return found
 
 
 def _has_kernel(func: Any, tensors: list[Tensor]) -> bool:

@@ -289,7 +289,9 @@ def fold_constants(recorder: Recorder) -> torch.fx.Graph:
         ):
             env[node] = env[node.all_input_nodes[0]]
         else:
-            env[node] = folded.node_copy(node, lambda one: env[one])
+            env[node] = copied = folded.create_node(node.op, node.target, name=node.name, type_expr=node.type)
+            copied.args, copied.kwargs = map_arg((node.args, node.kwargs), env.__getitem__)
+            copied.meta = dict(node.meta)
     drop_dead(folded)
     return folded
 

@@ -35,7 +35,6 @@ from pyro_fed.density.compiling.predictors import (
     some_rows,
     tidy_graph,
 )
-from pyro_fed.density.compiling.tracing import to_graph
 from pyro_fed.density.derivatives.row_sums import sums_of
 from pyro_fed.density.latents.quadrature import NearbyModes
 from pyro_fed.density.problem import Problem
@@ -142,7 +141,7 @@ def _find(problem: Problem, rows: Any) -> Integrated | None:
         return problem.conditional_parts(point, pytree.tree_unflatten(list(leaves), spec), place)[1].contiguous()
 
     try:
-        graph = tidy_graph(to_graph(of_rows, (z, x, *leaves)))
+        graph = tidy_graph(of_rows, (z, x, *leaves))
         parts = parts_of(graph, problem.dim, count, wide=True, with_latents=True)
     except FAILURES:
         return None

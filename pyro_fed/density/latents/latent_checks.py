@@ -20,7 +20,6 @@ from pyro_fed.density.checks.points import FEW_DRAWS
 from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.compiling.layers import shows_layers
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, some_rows, tidy_graph
-from pyro_fed.density.compiling.tracing import to_graph
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.running.site_values import mask_of
 from pyro_fed.density.running.trace_sites import is_improper, unconstraining
@@ -129,7 +128,7 @@ def _shows_layers(problem: Problem) -> bool:
         return problem.conditional_parts(all_[:width], rows, all_[width:].view_as(zero_latents))[1].contiguous()
 
     try:
-        graphs = to_graph(as_inputs, (theta, zero_latents, *rows)), to_graph(as_weights, (zero_point, *rows))
-        return any(shows_layers(tidy_graph(graph), width) for graph in graphs)
+        graphs = tidy_graph(as_inputs, (theta, zero_latents, *rows)), tidy_graph(as_weights, (zero_point, *rows))
+        return any(shows_layers(graph, width) for graph in graphs)
     except FAILURES:
         return False
