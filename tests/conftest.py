@@ -23,11 +23,6 @@ os.environ["MALLOC_MMAP_THRESHOLD_"] = str(COMPUTING[MMAP_THRESHOLD])
 allocator.cache_clear()
 
 
-# Processes that tests start, and later runs, read what the first has compiled of the package and of the tests, whose
-# assertions pytest rewrites. Some environments have PYTHONDONTWRITEBYTECODE.
-sys.dont_write_bytecode = False
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-
 gc.set_threshold(20_000, 20, 20)  # of which imports and tracing, that leave little behind, cause many
 
 

@@ -437,12 +437,13 @@ class OutOfPlace(TorchFunctionMode):
     """Returns random numbers instead of writing them, since `vmap` cannot draw different ones into a shared tensor."""
 
     def __enter__(self) -> Any:
-        self._dirichlet, dirichlet._Dirichlet = dirichlet._Dirichlet, _DirichletByGammas
-        return super().__enter__()
+        self._dirichlet: Any = vars(dirichlet)["_Dirichlet"]
+        vars(dirichlet)["_Dirichlet"] = _DirichletByGammas
+        return super().__enter__()  # type: ignore[no-untyped-call]  # of torch
 
     def __exit__(self, *error: Any) -> None:
-        dirichlet._Dirichlet = self._dirichlet
-        super().__exit__(*error)
+        vars(dirichlet)["_Dirichlet"] = self._dirichlet
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # of torch
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
