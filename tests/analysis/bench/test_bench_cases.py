@@ -116,8 +116,8 @@ def test_reference_draws_are_of_the_model(name):
 
 
 def test_what_does_not_split_by_rows_is_refused_by_name():
-    with pytest.raises(SettingError, match="'gp_regr' does not split by rows: all rows are one draw of a Gaussian"):
-        run_benchmark(Path("unused"), cases=["gp_regr"])
+    with pytest.raises(SettingError, match="'hmm_example' does not split by rows: all rows are one series of hidden"):
+        run_benchmark(Path("unused"), cases=["hmm_example"])
     assert not NO_ROWS.keys() & POSTERIORS.keys()
 
 
