@@ -150,9 +150,9 @@ def _plain_errors(measured: Mapping[str, np.ndarray], limits: Limits, errors: fl
 
 
 def _likely_errors(measured: Mapping[str, np.ndarray], aim: Limits) -> Tensor:
-    """Errors (2, F) and their standard errors, in units of a finer aim; 0 where an error may be chance among so many."""
+    """Errors plus their standard errors (2, F), in units of a finer aim; 0 where an error may be chance."""
     # The error has to be plainly above zero, not plainly above the aim: missing an aim does not make an answer wrong.
-    # One standard error more is within chance, and chains that remember their start underestimate an error.
+    # One standard error more is within chance, and chains that remember their start understate an error.
     moments = Moments.of_figures(measured)
     plain = _plain_errors(measured, aim, margin(len(moments.mean)))
     return torch.where(plain > 0, plain + moments.against(aim)[1], 0.0)
