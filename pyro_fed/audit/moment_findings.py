@@ -95,7 +95,7 @@ def near_limit_findings(measured: Mapping[str, np.ndarray]) -> list[Finding]:
 
 
 def aim_error(measured: Mapping[str, np.ndarray], aim: Limits) -> float:
-    """The largest error of a mean or an SD, in units of a finer aim; 0 if no error is likely to exceed the aim."""
+    """The largest likely error of a mean or an SD, in units of a finer aim; 0 if it is within the aim."""
     worst = float(_likely_errors(measured, aim).max())
     return worst if worst > 1 else 0.0
 
@@ -150,9 +150,12 @@ def _plain_errors(measured: Mapping[str, np.ndarray], limits: Limits, errors: fl
 
 
 def _likely_errors(measured: Mapping[str, np.ndarray], aim: Limits) -> Tensor:
-    """Errors (2, F) in units of a finer aim; 0 where an error may be chance among so many numbers."""
+    """Errors plus their standard errors (2, F), in units of a finer aim; 0 where an error may be chance."""
     # The error has to be plainly above zero, not plainly above the aim: missing an aim does not make an answer wrong.
-    return _plain_errors(measured, aim, margin(len(Moments.of_figures(measured).mean)))
+    # One standard error more is within chance, and chains that remember their start understate an error.
+    moments = Moments.of_figures(measured)
+    plain = _plain_errors(measured, aim, margin(len(moments.mean)))
+    return torch.where(plain > 0, plain + moments.against(aim)[1], 0.0)
 
 
 def _worst(measured: Mapping[str, np.ndarray], off: Tensor) -> tuple[str, str]:

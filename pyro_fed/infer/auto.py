@@ -1,6 +1,7 @@
 """A plan: FedEP, followed by further algorithms as long as the result is doubtful.
 
-    with a server   FedEP → FedAIS of its sites → FedAIS around those draws → DSVGD → FedAIS of its particles → FSGLD
+    with a server   FedEP → FedAIS of its sites → FedAIS around those draws
+                    → DSVGD → FedAIS of its particles → FedAIS around those draws → FSGLD
                     if a latent's scale is itself latent, before DSVGD: FedEP and both FedAIS on the non-centred
                     form of the model, which has no funnel
                     FedEP → FSGLD → DSVGD                in more dimensions than FedEP has a full covariance for
@@ -78,8 +79,13 @@ class Auto(Plan):
             return [P2PVI(), P2PEP()]
         if not problem.traits.few_parameters:  # importance weights fail, and a few particles are too narrow
             return [FedEP(), *([Stage(FedEP(), noncentred=True)] if has_effects else []), FSGLD(), DSVGD()]
-        weighted = FedAIS(surrogates=FedEP())
-        reweighted = [FedAIS(surrogates=weighted)] if problem.traits.points_have_neighbours else []
-        noncentred = [Stage(one, noncentred=True) for one in (FedEP(), weighted, *reweighted)]
-        more: list[Algorithm | Stage] = [*noncentred] if has_effects else [*reweighted]
-        return [FedEP(), weighted, *more, DSVGD(), FedAIS(surrogates=DSVGD()), FSGLD(surrogates=FedEP())]
+
+        def weighted(first: Algorithm) -> list[Algorithm]:
+            """Draws of an algorithm weighted, then draws around those, where points have neighbours."""
+            once = FedAIS(surrogates=first)
+            return [once, *([FedAIS(surrogates=once)] if problem.traits.points_have_neighbours else [])]
+
+        first, *again = weighted(FedEP())
+        noncentred = [Stage(one, noncentred=True) for one in (FedEP(), first, *again)]
+        more: list[Algorithm | Stage] = [*noncentred] if has_effects else [*again]
+        return [FedEP(), first, *more, DSVGD(), *weighted(DSVGD()), FSGLD(surrogates=FedEP())]

@@ -54,9 +54,9 @@ def test_nothing_is_run(fed, monkeypatch):
 
 def test_a_plan_has_its_stages_and_what_an_earlier_one_has_run_is_not_said_again(fed):
     said = str(pf.explain(pf.Auto(), fed))
-    assert said.count("stage ") == 6 + said.count("an earlier stage has")
+    assert said.count("stage ") == 7 + said.count("an earlier stage has")
     assert said.count("start='laplace'") == 1
-    assert pf.explain(pf.Auto(), fed).table.stage.max() == 6
+    assert pf.explain(pf.Auto(), fed).table.stage.max() == 7
 
 
 def test_a_stage_that_the_model_refuses_says_why():

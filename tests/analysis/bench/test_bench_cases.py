@@ -26,6 +26,7 @@ from pyro_fed.analysis.bench.cases.library import (
 from pyro_fed.analysis.bench.cases.posteriordb import find, has
 from pyro_fed.analysis.bench.cases.stan_models import NO_ROWS, POSTERIORS
 from pyro_fed.errors import DataError, SettingError
+from pyro_fed.federation.partition.base import as_values
 
 GAUSSIAN = ("gaussian_mean", "gaussian_covariance", "linear_regression")
 
@@ -116,8 +117,8 @@ def test_reference_draws_are_of_the_model(name):
 
 
 def test_what_does_not_split_by_rows_is_refused_by_name():
-    with pytest.raises(SettingError, match="'gp_regr' does not split by rows: all rows are one draw of a Gaussian"):
-        run_benchmark(Path("unused"), cases=["gp_regr"])
+    with pytest.raises(SettingError, match="'hmm_example' does not split by rows: all rows are one series of hidden"):
+        run_benchmark(Path("unused"), cases=["hmm_example"])
     assert not NO_ROWS.keys() & POSTERIORS.keys()
 
 
@@ -142,6 +143,19 @@ def test_splits_are_read_and_their_mistakes_refused():
     assert set(QUICK) <= set(cases)
     for name, text in QUICK.items():
         Split.parse(text).partition(cases[name], cases[name].data())
+
+
+def test_every_case_splits_by_every_default_split_or_says_why_not():
+    """Each row has one label and one place in the order, whatever the shape of its observation."""
+    for name, case in all_cases().items():
+        args = case.data()
+        places, labels = (as_values(column(args), name) for column in (case.sort_by, case.labels))
+        assert len(places) == len(labels), name
+        for text in SPLITS:
+            try:
+                Split.parse(text).partition(case, args)
+            except NotApplicable as error:
+                assert "rows, too few" in str(error) or "groups" in str(error)
 
 
 def test_classes_are_labels_or_quarters():

@@ -1,5 +1,6 @@
 """Auto: FedEP alone where it is enough, more where it is not, and what it says of it."""
 
+import math
 import warnings
 
 import numpy as np
@@ -63,6 +64,32 @@ def test_where_a_gaussian_is_not_enough_it_goes_on():
     drawn = found.posterior["t"].values
     assert abs(drawn.mean()) < 0.1 * sd
     assert drawn.std() == pytest.approx(sd, rel=0.1)
+
+
+def flat_regression(x, y):
+    beta = pyro.sample("beta", dist.ImproperUniform(dist.constraints.real_vector, (), (7,)))
+    sigma = pyro.sample("sigma", dist.ImproperUniform(dist.constraints.positive, (), ()))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(x @ beta, sigma), obs=y)
+
+
+def test_an_sd_that_chance_may_put_beyond_the_aim_is_bettered():
+    """With n rows and p columns sigma^-2 is a Gamma of n - p - 1 degrees of freedom, and FedEP's SD 0.89 times.
+
+    With this seed the audit puts it at 1 / 1.099 ± 0.015, an aim of 1.1 that is missed by less than chance.
+    """
+    generator = torch.Generator().manual_seed(0)
+    x, noise = (torch.randn(46, width, generator=generator).double() for width in (6, 1))
+    x = torch.cat([torch.ones(46, 1).double(), x], 1)
+    y, freedom = x.sum(1) + noise[:, 0], 46 - 7 - 1
+    rest = float((y - x @ torch.linalg.lstsq(x, y[:, None]).solution[:, 0]).square().sum())
+    mean = (rest / 2) ** 0.5 * math.gamma((freedom - 1) / 2) / math.gamma(freedom / 2)
+    sd = (rest / (freedom - 2) - mean**2) ** 0.5
+    fed = pf.Federation(flat_regression, (x, y), plate="data", num_clients=4)
+    found = pf.fit(fed, num_draws=4000, seed=1, **QUIET)
+    assert list(pf.metrics.steps(found)["algorithm"]) == ["FedEP", "FedAIS(surrogates=FedEP())"]
+    assert float(found["posterior"]["sigma"].values.std()) == pytest.approx(sd, rel=0.05)
+    assert found.attrs["doubts"] == ""
 
 
 def test_executors_give_the_same_answer():

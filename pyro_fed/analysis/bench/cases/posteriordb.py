@@ -88,7 +88,7 @@ class Posterior:
             lambda: self.args(folder),
             lambda args: Reference(self.sites_drawn(folder), False, f"posteriordb, {self.full_name}"),
             sort_by=self.sort_by,
-            labels=lambda args: args[-1],
+            labels=lambda args: args[-1].reshape(len(args[-1]), -1).sum(1),
             groups=self.groups,
         )
 

@@ -21,10 +21,7 @@ from torch import Tensor
 from pyro_fed.analysis.bench.cases.posteriordb import PLATE, Data, Posterior
 
 #: Posteriors of the database that no federation of rows has, by their models' names, and why.
-NO_ROWS = {
-    "gp_regr": "all rows are one draw of a Gaussian process",
-    **dict.fromkeys(("hmm_example", "hmm_drive_0", "hmm_drive_1"), "all rows are one series of hidden states"),
-}
+NO_ROWS = dict.fromkeys(("hmm_example", "hmm_drive_0", "hmm_drive_1"), "all rows are one series of hidden states")
 
 
 # -- models ---------------------------------------------------------------------------------------------------
@@ -113,14 +110,26 @@ def process_factor(places: Tensor, rho: Tensor, alpha: Tensor) -> Tensor:
     return root
 
 
-def gp_poisson(places: Tensor, index: Tensor, counts: Tensor) -> None:
-    """Poisson counts under a Gaussian process, whose values are global latents that rows index."""
+def process(places: Tensor) -> Tensor:
+    """The values of a Gaussian process at N places, which are global latents, (N,)."""
     rho = pyro.sample("rho", dist.Gamma(places.new_tensor(25.0), places.new_tensor(4.0)))
     alpha = pyro.sample("alpha", dist.HalfNormal(places.new_tensor(2.0)))
     white = pyro.sample("f_tilde", dist.Normal(torch.zeros_like(places), 1.0).to_event(1))
-    f = pyro.deterministic("f", process_factor(places.to(white), rho, alpha) @ white)
+    values: Tensor = pyro.deterministic("f", process_factor(places.to(white), rho, alpha) @ white)
+    return values
+
+
+def gp_poisson(places: Tensor, index: Tensor, counts: Tensor) -> None:
+    """Poisson counts under a Gaussian process, whose values rows index."""
+    f = process(places)
     with pyro.plate(PLATE, len(counts)):
         pyro.sample("k", dist.Poisson(f[index].exp()), obs=counts)
+
+
+def gp_gaussian(places: Tensor, index: Tensor, y: Tensor) -> None:
+    """Measurements of a Gaussian process, whose values rows index; `sigma` is the variance of their noise."""
+    f = process(places)
+    observe(f[index], pyro.sample("sigma", dist.HalfNormal(y.new_tensor(1.0))).sqrt(), y)
 
 
 def autoregression(lags: Tensor, y: Tensor) -> None:
@@ -296,12 +305,29 @@ def _standardise_effects(mu: np.ndarray, tau: np.ndarray, theta: np.ndarray) -> 
 
 def _whitened_process(data: Data, rho: np.ndarray, alpha: np.ndarray, f: np.ndarray) -> dict[str, np.ndarray]:
     """The process's values in the white coordinates that the model has."""
-    places, flat_f = _tensor(data, "x"), torch.as_tensor(f.reshape(-1, f.shape[-1]))
-    roots = torch.stack(
-        [process_factor(places, *pair) for pair in torch.as_tensor(np.stack([rho.ravel(), alpha.ravel()], 1))]
-    )
-    white = torch.linalg.solve_triangular(roots, flat_f[..., None], upper=False)[..., 0]
+    flat_f = torch.as_tensor(f.reshape(-1, f.shape[-1]))
+    white = torch.linalg.solve_triangular(_process_factors(data, rho, alpha), flat_f[..., None], upper=False)
     return {"rho": rho, "alpha": alpha, "f_tilde": white.numpy().reshape(f.shape)}
+
+
+def _process_factors(data: Data, rho: np.ndarray, alpha: np.ndarray) -> Tensor:
+    """The factor of the process's covariance for each draw, (S, N, N)."""
+    pairs = torch.as_tensor(np.stack([rho.ravel(), alpha.ravel()], 1))
+    return torch.stack([process_factor(_tensor(data, "x"), *pair) for pair in pairs])
+
+
+def _drawn_process(data: Data, rho: np.ndarray, alpha: np.ndarray, sigma: np.ndarray) -> dict[str, np.ndarray]:
+    """The process's values, which the database integrates out, drawn given each draw of the others.
+
+    With y = L w + e, w ~ N(0, I) and e ~ N(0, σ I): w | y ~ N(A⁻¹ L' y / σ, A⁻¹), A = I + L' L / σ.
+    """
+    roots, y = _process_factors(data, rho, alpha), _tensor(data, "y")
+    noise = torch.as_tensor(sigma.reshape(-1, 1, 1))
+    half = torch.linalg.cholesky(torch.eye(len(y)) + roots.mT @ roots / noise)
+    mean = torch.cholesky_solve(roots.mT @ y[:, None] / noise, half)
+    standard = torch.randn(mean.shape, generator=torch.Generator().manual_seed(0), dtype=mean.dtype)
+    white = mean + torch.linalg.solve_triangular(half.mT, standard, upper=True)
+    return {"rho": rho, "alpha": alpha, "sigma": sigma, "f_tilde": white.numpy().reshape(*rho.shape, len(y))}
 
 
 def _simplex(mu: np.ndarray, alpha0: np.ndarray, alpha1: np.ndarray, beta1: np.ndarray) -> dict[str, np.ndarray]:
@@ -483,6 +509,15 @@ POSTERIORS = {
         lambda d: (torch.arange(d["N"]), _tensor(d, "k")),
         _place,
         sites=lambda data, draws: _whitened_process(data, **draws),
+        constants=lambda d: (_tensor(d, "x"),),
+    ),
+    "gp_regr": Posterior(
+        "gp_pois_regr-gp_regr",
+        "11 measurements of a Gaussian process, whose 11 values are global latents",
+        gp_gaussian,
+        lambda d: (torch.arange(d["N"]), _tensor(d, "y")),
+        _place,
+        sites=lambda data, draws: _drawn_process(data, **draws),
         constants=lambda d: (_tensor(d, "x"),),
     ),
     "arK": Posterior(
