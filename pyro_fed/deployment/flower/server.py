@@ -27,6 +27,7 @@ from pyro_fed.recipes.library import load_model
 from pyro_fed.results.inference_data import check_savable
 from pyro_fed.runtime.checkpoint import Checkpoint, latest
 from pyro_fed.runtime.run import check_folders, check_numbers, check_seconds
+from pyro_fed.runtime.start import is_result, read_start
 
 #: The log that Flower shows the operator, and streams to the user who has started the run.
 LOG = logging.getLogger("flwr")
@@ -161,7 +162,9 @@ def _check_before_the_wait(settings: Configuration) -> None:
     check_seconds(options.get("max_seconds"))
     check_folders(start=options.get("start"))
     if options.get("start") is not None:
-        latest(Path(options["start"]))
+        found = read_start(options["start"])
+        if not is_result(found):
+            latest(Path(found))
     if checkpoint:
         Checkpoint(Path(checkpoint), {}, options.get("resume", False)).close()
     elif options.get("resume"):
