@@ -51,8 +51,8 @@ def read_start(start: Any) -> Any:
         return arviz.from_netcdf(str(start)).load()
     except (OSError, ValueError) as error:
         raise CheckpointError(
-            f"{start} cannot be read as a result: {error!s:.200}; start is a checkpoint's folder, a result, or the file "
-            "that its to_netcdf has written"
+            f"{start} cannot be read as a result: {error!s:.200}; start is a checkpoint's folder, a result, or the "
+            "file that its to_netcdf has written"
         ) from error
 
 
@@ -74,8 +74,8 @@ def _of_result(federation: Federation, result: Any) -> tuple[list[str], State, S
     group = group_of(result, "sites") if "sites" in result else None
     if group is None or "prior" not in group.attrs:
         raise CheckpointError(
-            f"the result of {result.attrs.get('algorithm', 'something else')} cannot be the start: it has no sites of its "
-            "clients. FedEP, PVI and FedLaplace keep them, without privacy and without limits on clients"
+            f"the result of {result.attrs.get('algorithm', 'something else')} cannot be the start: it has no sites of "
+            "its clients. FedEP, PVI and FedLaplace keep them, without privacy and without limits on clients"
         )
     if clause := difference(
         group.attrs["prior"], prior_values(federation.problem, federation.problem.dim), same_rows=False

@@ -1,4 +1,4 @@
-"""`start=`: an interim result, its file or its checkpoint is where a run on new rows begins; hierarchical models too."""
+"""`start=`: a run on new rows begins at an interim result, its file or its checkpoint; hierarchical models too."""
 
 import numpy as np
 import pyro
@@ -94,7 +94,7 @@ def test_what_is_no_start(interim, tmp_path):
         pf.run(pf.FedEP(covariance="diag"), of(LATER), start=interim[0], **QUIET)
     other = tmp_path / "other.nc"
     other.write_text("text")
-    with pytest.raises(CheckpointError, match="other.nc cannot be read as a result"):
+    with pytest.raises(CheckpointError, match=r"other\.nc cannot be read as a result"):
         pf.run(TIGHT, of(LATER), start=other, **QUIET)
 
 

@@ -140,8 +140,8 @@ def leave_out_by_log_likelihoods(
     group = group_of(idata, "sites") if "sites" in idata else None
     if group is None or group["client"].values.tolist() != federation.client_names:
         raise SettingError(
-            f"leave_one_client_out: the result of {idata.attrs.get('algorithm', 'something else')} has no Gaussian sites "
-            "of its clients, around which it draws: run FedEP, PVI or FedLaplace"
+            f"leave_one_client_out: the result of {idata.attrs.get('algorithm', 'something else')} has no Gaussian "
+            "sites of its clients, around which it draws: run FedEP, PVI or FedLaplace"
         )
     parts = federation.num_clients + 1
     with threads(1), torch.no_grad():

@@ -304,8 +304,8 @@ def _check_needs_asking(study: Study, name: str) -> None:
             )
         if name == LEFT_OUT and not has_sites:
             raise SettingError(
-                f"{study.folder}: {LEFT_OUT} draws around the Gaussians that sites' messages stand for, and this recipe "
-                "leaves none: use files, fedep or fedlaplace"
+                f"{study.folder}: {LEFT_OUT} draws around the Gaussians that sites' messages stand for, and this "
+                "recipe leaves none: use files, fedep or fedlaplace"
             )
 
 

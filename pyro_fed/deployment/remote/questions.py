@@ -1,7 +1,8 @@
 """Questions about a deployment's result, by one more round in which every client gets the draws.
 
 For leave-one-out, WAIC and estimands a client sends sums over its rows. For influence, and to predict a client from the
-others, it sends its log-likelihood at every draw, as for the audit. Estimands are those that the model's file names, of which each client has its own copy.
+others, it sends its log-likelihood at every draw, as for the audit. Estimands are those that the model's file names, of
+which each client has its own copy.
 """
 
 from __future__ import annotations
