@@ -39,7 +39,7 @@ from pyro_fed.errors import CheckpointError, ProtocolError, SettingError, Stoppe
 from pyro_fed.federation.federation import Federation
 from pyro_fed.policy import Setup, chain_of, resolve_for_run, stages_of
 from pyro_fed.recipes import recipe as recipes
-from pyro_fed.recipes.library import load_model
+from pyro_fed.recipes.library import labels_in, load_model
 from pyro_fed.results.inference_data import InferenceData, check_savable
 from pyro_fed.runtime.executors.remote import Request
 from pyro_fed.runtime.messages import Header, Message, answer
@@ -366,7 +366,7 @@ def _federation_of(study: Study) -> tuple[RemoteFederation, ModuleType]:
         found.append(Description.from_record({"description": json.dumps(more.get("description"))}))
         if found[-1].name != site:
             raise ProtocolError(f"the description of {site} says that it is of {found[-1].name}")
-    return RemoteFederation(module.model, module.PLATE, found, template), module
+    return RemoteFederation(module.model, module.PLATE, found, template, **labels_in(module)), module
 
 
 class _Run:

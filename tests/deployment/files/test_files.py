@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from files_case import SITES, Case, recipe_text, same_draws, simulated
+from files_case import MODEL, SITES, Case, recipe_text, same_draws, simulated
 
 import pyro_fed as pf
 from pyro_fed.cli.main import main
@@ -98,6 +98,16 @@ def test_a_study_begins_at_the_result_of_an_earlier_one(tmp_path):
     assert not same_draws(found, simulated(case, fed))  # of two rounds: where it begins matters
     with pytest.raises(CheckpointError, match=r"is no file: --start takes the result\.nc"):
         Case(tmp_path, VI, final, NESTED, start=tmp_path / "nowhere.nc")
+
+
+def test_the_models_file_names_dimensions_and_entries(tmp_path):
+    """`DIMS` and `COORDS` label the result, its sites and the tables, as `dims` and `coords` of a federation do."""
+    labels = '\nDIMS = {"w": ["feature"]}\nCOORDS = {"feature": ["level", "age"]}\n'
+    case = Case(tmp_path, FAMILIES["FedLaplace"], model=MODEL + labels)
+    found, _ = case.finish()
+    assert found.posterior["w"].dims[-1] == "feature" and found.posterior["feature"].values.tolist() == ["level", "age"]
+    assert found.sites["parameter"].values.tolist() == ["w[level]", "w[age]"]
+    assert same_draws(found, simulated(case))
 
 
 def test_stages_of_a_plan_go_by_files(tmp_path):
