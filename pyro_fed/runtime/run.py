@@ -43,7 +43,7 @@ from pyro_fed.runtime.fingerprint import fingerprint
 from pyro_fed.runtime.finish import Finish
 from pyro_fed.runtime.rounds import run_phases
 from pyro_fed.runtime.stages import run_stages
-from pyro_fed.runtime.start import is_result, read_start, start_states, start_text
+from pyro_fed.runtime.start import read_start, start_states, start_text
 
 #: Default number of draws of a density.
 NUM_DRAWS = 1000
@@ -200,7 +200,7 @@ def run(
         num_draws = affordable_draws(problem.traits, NUM_DRAWS, chains)
     check_numbers(rounds, num_draws, seed, min_clients, federation.num_clients, num_threads)
     check_indicator(first, schedule)
-    check_folders(checkpoint=checkpoint, start=None if is_result(start) else start)
+    check_folders(checkpoint=checkpoint, start=start if isinstance(start, str | Path) else None)
     if resume and checkpoint is None:
         raise SettingError("resume=True needs checkpoint=, the folder that holds the state")
     first = first.for_draws(num_draws)

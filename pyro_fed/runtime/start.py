@@ -66,7 +66,7 @@ def start_text(start: Any) -> str:
     if not is_result(start) or "sites" not in start:
         return str(start)
     group = group_of(start, "sites")
-    return hash_tensors([torch.as_tensor(group[name].values) for name in sorted(group.data_vars)])
+    return hash_tensors([torch.as_tensor(group[name].values) for name in sorted(group.data_vars, key=str)])
 
 
 def _of_result(federation: Federation, result: Any) -> tuple[list[str], State, State]:
