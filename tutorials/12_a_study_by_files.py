@@ -19,6 +19,7 @@ import json
 import os
 import shlex
 import shutil
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -57,17 +58,20 @@ Path("centre").mkdir()
 
 # %% [markdown]
 # All that follows are commands, each given in one folder. This helper gives one, shows it with what it prints, and
-# counts.
+# keeps the study's diary: commands and minutes by step.
 
 # %%
-given, mailed = Counter(), Counter()
+given, mailed, diary = Counter(), Counter(), []
 
 
 def at(place, line, show=True):
     """Give a command in a folder."""
     given[place] += 1
+    began = time.perf_counter()
     with contextlib.chdir(place):
         done = CliRunner().invoke(main, shlex.split(line))
+    who = "centre" if place == "centre" else "a hospital"
+    diary.append((" ".join(shlex.split(line)[:2]).split(" codebook")[0], who, place, time.perf_counter() - began))
     assert done.exit_code in (0, 1), done.output  # 1: `check` has found something
     if show:
         print(f"{place}$ pyro-fed {line}\n{done.output.rstrip()}\n")
@@ -323,6 +327,34 @@ print(pd.DataFrame(review["sites"]).loc[["rows", "answers"]])
 print({name: review["versions"][name] for name in ("pyro_fed", "torch", "numpy")}, len(review["versions"]), "packages")
 at("west", "node verify what_left.jsonl")
 print(pd.DataFrame({"commands": given, "files mailed": mailed}))
+
+# %% [markdown]
+# The diary has each step's commands at the centre and at one hospital, and the computer's minutes for each. A person's
+# time comes on top: to read the model before it is approved, to read what would leave, and to mail files.
+
+# %%
+steps = pd.DataFrame(diary, columns=["step", "who", "place", "seconds"])
+places = steps.groupby(["step", "who"], sort=False)["place"].nunique()
+table = steps.groupby(["step", "who"], sort=False)["seconds"].agg(commands="size", minutes="mean")
+table["commands"] = (table["commands"] / places).round(1)
+table["minutes"] = (table["minutes"] / 60).round(2)
+print(table.rename(columns={"commands": "commands each", "minutes": "minutes a command"}))
+
+# %% [markdown]
+# For a hospital's IT department this is little. It opens no port and makes no certificate; it installs one package.
+
+# %%
+own_files = {path.name for path in Path("north").iterdir() if path.is_file()}
+came, went = {f for f in own_files if f.startswith("round-")}, {f for f in own_files if f.startswith("answer-")}
+it = {
+    "ports opened": 0,
+    "packages installed": 1,
+    "files written by hand": 2,
+    "commands": given["north"],
+}  # load.py, policy.toml
+it |= {"commands": given["north"], "requests by mail": len(came), "answers by mail": len(went)}
+print(pd.Series(it, name="north").to_string())
+assert len(came) == len(went) == answered and set(steps["step"]) >= {"check", "node approve", "study answer"}
 
 # %%
 error = posterior["effects"].mean(("chain", "draw")) - pooled["effects"].mean(("chain", "draw"))

@@ -32,10 +32,11 @@ def study() -> None:
     "--template",
     text="A file with one made-up row, as for --data of `answer`, if a row of ones does not suit the model.",
 )
+@options.path_option("--start", text="The result.nc of an earlier study of this model, from whose sites it begins.")
 @options.seed
 def init(
     folder: Path, model: str, recipe_name: str, sites: str, name: str | None, rounds: int | None, draws: int | None,
-    min_clients: int | None, audit: bool, template: Path | None, seed: int,
+    min_clients: int | None, audit: bool, template: Path | None, start: Path | None, seed: int,
 ) -> None:  # fmt: skip
     """Begin a study in the new folder DIR, and show how many mails it takes.
 
@@ -57,6 +58,7 @@ def init(
         min_clients=min_clients,
         audit=audit,
         template=template,
+        start=start,
     )
     click.echo(f"This recipe needs {made.content['needs']}.")
     click.echo(f"Fingerprint of the coordinator's key, to read out by telephone: {made.fingerprint}")
@@ -131,7 +133,8 @@ def combine(folder: Path, answers: tuple[Path, ...], go_on: bool) -> None:
 def ask(folder: Path, name: str) -> None:
     """Ask the sites about the result of the study in DIR, by one more exchange.
 
-    NAME is an estimand in ESTIMANDS of the model's file, or "loo" for leave-one-out and WAIC.
+    NAME is an estimand in ESTIMANDS of the model's file; "loo" for leave-one-out and WAIC; "leave_one_client_out", how
+    well the others predict each site; or "influence", for recipes that leave no sites.
     """
     with options.needs_extra("files"):
         from pyro_fed.deployment.files import ask_sites

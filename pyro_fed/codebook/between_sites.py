@@ -26,7 +26,7 @@ from pyro_fed.codebook import sentences
 from pyro_fed.codebook.at_site import SiteFinding
 from pyro_fed.codebook.codebook import Column
 from pyro_fed.codebook.summary import HALVES, NumberSummary, SiteSummary
-from pyro_fed.codebook.units import SHIFTS, Confusion, confusions
+from pyro_fed.codebook.units import COINCIDENCE_CHANCE, SHIFTS, Confusion, confusions
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.names import OVERALL
@@ -87,6 +87,8 @@ def compare(summaries: Sequence[SiteSummary]) -> list[SiteFinding]:
     alike, others = by_codebook(summaries)
     with_it = tuple(one.site for one in alike)
     found += [((one.site,), sentences.other_codebook(sites=with_it)) for one in others]
+    doubles = [(one.site, other.site) for one, other in combinations(alike, 2) if _have_one_table(one, other)]
+    found += [(sites, sentences.same_table()) for sites in doubles]
     for name, column in alike[0].codebook.columns.items() if len(alike) > 1 else ():
         for sites, finding in _column_findings(name, column, alike):
             if all(doubted.get((site, name), set()) <= NOT_EXPLAINED.get(finding.code, set()) for site in sites):
@@ -94,6 +96,20 @@ def compare(summaries: Sequence[SiteSummary]) -> list[SiteFinding]:
     order = [one.site for one in summaries]
     found.sort(key=lambda one: order.index(one[0][0]))
     return [SiteFinding(" or ".join(sites), finding) for sites, finding in found]
+
+
+def _have_one_table(one: SiteSummary, other: SiteSummary) -> bool:
+    """Whether two sites have the same figures in all columns, and chance does not explain it.
+
+    Sums of n values, which are multiples of 10^-d with SD s, are equal by chance with probability 10^-d / (s √(4 π n)).
+    """
+    if any(getattr(one, part) != getattr(other, part) for part in ("rows", "numbers", "dates", "categories")):
+        return False
+    chance = 1.0
+    for column in one.numbers.values():
+        if column.n and column.sd and column.decimals is not None:
+            chance *= min(1.0, 10.0**-column.decimals / (column.sd * math.sqrt(4 * math.pi * column.n)))
+    return chance < COINCIDENCE_CHANCE
 
 
 def check_sites(summaries: Sequence[SiteSummary], least: int = 2) -> None:

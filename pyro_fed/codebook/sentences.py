@@ -213,6 +213,12 @@ def distribution_differs(column: str, mean: str, sd: str) -> str:
 
 
 @note(Topic.CODEBOOK)
+def same_table() -> str:
+    """Two sites have the same figures in all columns."""
+    return "both have the same figures in every column: one of them may have checked the other's table"
+
+
+@note(Topic.CODEBOOK)
 def decimals_differ(column: str, decimals: int, factor: str = "") -> str:
     """Numbers have decimals, which are whole at all other sites; `factor` is the unit in which they would be, too."""
     why = f": they would be, too, if they are {factor}" if factor else ": are they converted from another unit?"

@@ -95,7 +95,7 @@ def unit_of_whole_numbers(values: np.ndarray, column: Column) -> str:
     for one in named:
         meant = (distinct - one.offset) / one.factor
         rounding = 0.5 * 10.0**-decimals / one.factor
-        by_chance = len(named) * (2 * rounding) ** len(distinct)
+        by_chance = len(named) * min(1.0, 2 * rounding) ** len(distinct)
         if by_chance < COINCIDENCE_CHANCE and (abs(meant - meant.round()) <= 1.001 * rounding).all():
             return one.text
     return ""

@@ -89,19 +89,35 @@ def _value_text(value: Any) -> str:
 
 def density_values(problem: Problem, client_rows: Sequence[Tensor], names: Sequence[str]) -> str:
     """The densities at the fixed points, as JSON for `difference`; `client_rows` are row positions (N_k,)."""
-    generator = torch.Generator().manual_seed(0)
-    spreads = torch.tensor([0.01, 0.3, 1.0, 2.0])  # unconstrained: from near the origin to the tails
-    noise = torch.randn(len(spreads), problem.dim, generator=generator, dtype=torch.float64)
-    points = (spreads[:, None] * noise).to(problem.rows[0].device, problem.dtype)
+    points = _fixed_points(problem, problem.dim)
     with torch.no_grad():
         rows = torch.cat([problem.pointwise_log_lik(part) for part in in_chunks(points, problem.evaluations)])
+    clients = _client_values(problem, rows.double().cpu(), client_rows, names)
+    return json.dumps(_prior_values(problem, points) | {"clients": clients})
+
+
+def prior_values(problem: Problem, dim: int) -> str:
+    """The log prior of the first `dim` parameters at the fixed points, as JSON for `difference`; nothing of rows."""
+    latents_of_rows = torch.zeros(problem.dim - dim, device=problem.rows[0].device, dtype=problem.dtype)
+    points = torch.stack([torch.cat([point, latents_of_rows]) for point in _fixed_points(problem, dim)])
+    return json.dumps(_prior_values(problem, points) | {"clients": {}})
+
+
+def _fixed_points(problem: Problem, dim: int) -> Tensor:
+    """Points (P, dim), the same whenever they are made."""
+    generator = torch.Generator().manual_seed(0)
+    spreads = torch.tensor([0.01, 0.3, 1.0, 2.0])  # unconstrained: from near the origin to the tails
+    noise = torch.randn(len(spreads), dim, generator=generator, dtype=torch.float64)
+    return (spreads[:, None] * noise).to(problem.rows[0].device, problem.dtype)
+
+
+def _prior_values(problem: Problem, points: Tensor) -> dict[str, Any]:
+    with torch.no_grad():
         prior = [problem.log_terms(point, problem.fewest_rows)[0] for point in points]
-    values = {
+    return {
         "dtype": str(problem.dtype).removeprefix("torch."),
         "prior": {site: [_signed_and_absolute_sums(terms[site]) for terms in prior] for site in prior[0]},
-        "clients": _client_values(problem, rows.double().cpu(), client_rows, names),
     }
-    return json.dumps(values)
 
 
 def _client_values(

@@ -68,11 +68,14 @@ def check_runs_at_clients(problem: Problem, how: str) -> None:
 
 
 def own_federation(
-    model: Callable[..., Any], name: str, rows: tuple[Any, ...], plate: str, nested: Any, how: str
+    model: Callable[..., Any], name: str, rows: tuple[Any, ...], plate: str, nested: Any, how: str, **labels: Any
 ) -> Federation:
-    """The rows of a client that works by itself, in a dtype that does not depend on their values; `how` as above."""
+    """The rows of a client that works by itself, in a dtype that does not depend on their values; `how` as above.
+
+    `labels` are `dims` and `coords`.
+    """
     dtype = flatten(model, rows, None).floating_dtype()
-    own = Federation.from_clients(model, {name: rows}, plate=plate, rows=nested, dtype=dtype)
+    own = Federation.from_clients(model, {name: rows}, plate=plate, rows=nested, dtype=dtype, **labels)
     check_runs_at_clients(own.problem, how)
     return own
 

@@ -62,18 +62,20 @@ def taken_apart(
     kwargs = dict(kwargs or {})
     _check_runs(model)
     while isinstance(model, functools.partial):
-        while isinstance(model, _bound_partial):
-            model = model.func
-        held = _condition_parts(model)
+        inner: Any = model
+        while isinstance(inner, _bound_partial):
+            inner = inner.func
+        if not isinstance(inner, functools.partial):
+            return inner, args, kwargs
+        held = _condition_parts(inner)
         if held is not None:
-            model, data = held
-            model, kwargs = Conditioned(model), {**kwargs, "conditioned": data}
-        elif isinstance(model, functools.partial) and not _of_pyro(model):
-            args = (*model.args, *positional(model, args, kwargs))
-            kwargs = {**model.keywords, **kwargs}
-            model = model.func
+            model, kwargs = Conditioned(held[0]), {**kwargs, "conditioned": held[1]}
+        elif not _of_pyro(inner):
+            args = (*inner.args, *positional(inner, args, kwargs))
+            kwargs = {**inner.keywords, **kwargs}
+            model = inner.func
         else:
-            break
+            break  # a handler around the model, in the wrapper that has the model's signature
     return model, args, kwargs
 
 

@@ -149,7 +149,7 @@ def groups_alone(
         args, kwargs = pytree.tree_unflatten(leaves, alone.spec)
         same = Arguments(tuple(pytree.tree_leaves((args, kwargs))), alone.names, alone.spec)
         with suppress(PyroFedError, RuntimeError, IndexError, ValueError):  # the model does not run on them
-            if plate_sizes(model, same, plate)[plate] == len(groups):
+            if plate_sizes(model, same, plate, arguments.nested_by_name)[plate] == len(groups):
                 return args, kwargs
     raise DataError(
         f"the model's plate '{plate}' has {before} elements whatever its arguments are, so none can be left out: "

@@ -67,7 +67,7 @@ def plate_sizes(
     if sizes := _sizes_by_few_rows(model, arguments, plate, rows):
         return sizes
     dtype = arguments.floating_dtype()
-    filler = FillLatents(_zeros(dtype), plate, {}, nested=parts_of(plate))
+    filler = FillLatents(_zeros(dtype), plate, {}, nested=tuple(rows or parts_of(plate)))
     args, kwargs = arguments.copy_as(dtype).call_arguments()  # a copy, as the model may write to its arguments
     declared: dict[str, int] = {}
 

@@ -11,6 +11,7 @@ from pyro_fed.density.rows.arguments import rows_like
 from pyro_fed.errors import DataError, ModelError, PyroFedError
 from pyro_fed.federation import partition
 from pyro_fed.federation.federation import Federation
+from pyro_fed.recipes.library import labels_in
 
 
 class Experiment(NamedTuple):
@@ -28,9 +29,9 @@ def build_federation(
     how = partition.parse(partition_text, columns=train[0], named=_column_names(module.model, train))
     rows = getattr(module, "ROWS", None)
     count = DEFAULT_CLIENTS if clients is None and not isinstance(how, partition.ByGroup) else clients
-    fed = Federation(
-        module.model, train, plate=module.PLATE, rows=rows, num_clients=count, partition=how, seed=seed, device=device
-    )
+    labels = labels_in(module)
+    split: dict[str, Any] = {"rows": rows, "num_clients": count, "partition": how, "seed": seed, "device": device}
+    fed = Federation(module.model, train, plate=module.PLATE, **split, **labels)
     if test is not None:
         _check_test(fed, test, f"model file {module.__file__}")
     return Experiment(fed, test)

@@ -14,6 +14,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from pyro_fed.conventions.names import closest
 from pyro_fed.errors import ModelError, PyroFedError, SettingError
@@ -156,3 +157,8 @@ def model_description(path: Path) -> str:
 def first_line(text: str | None) -> str:
     """The first non-empty line of a text, or ``""``."""
     return next((line.strip() for line in (text or "").splitlines() if line.strip()), "")
+
+
+def labels_in(module: ModuleType | None) -> dict[str, Any]:
+    """The arguments `dims` and `coords` of a federation, from `DIMS` and `COORDS` of a model's file."""
+    return {"dims": getattr(module, "DIMS", None), "coords": getattr(module, "COORDS", None)}

@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 import xarray as xr
 
 from pyro_fed.algorithm.record import Record
+from pyro_fed.density.fingerprint import prior_values
 from pyro_fed.density.problem import Problem
+from pyro_fed.infer.sites.gaussian_sites import gaussian
+from pyro_fed.ops.gaussian import Gaussian
 
 #: Largest number of cells of a table over (round, client). A larger record is over (round, slot), with the clients'
 #: numbers as a variable.
@@ -78,7 +82,15 @@ def sites_group(record: Record, problem: Problem) -> xr.Dataset:
         parts = ["parameter", "parameter_"] if value.dim() - (not name.startswith("q_")) == 2 else ["parameter"]
         data[name] = ([*([] if name.startswith("q_") else ["client"]), *parts], value.cpu().numpy())
     coords: dict[str, Any] = {"client": record.client_names, "parameter": names}
-    return xr.Dataset(data, coords=coords, attrs={"algorithm": record.sites_of})
+    return xr.Dataset(
+        data, coords=coords, attrs={"algorithm": record.sites_of, "prior": prior_values(problem, len(names))}
+    )
+
+
+def kept_sites(group: xr.Dataset) -> tuple[Gaussian, Gaussian]:
+    """The Gaussian posterior q and the K clients' sites, read from a result's group `sites`."""
+    state = {str(name): torch.from_numpy(np.array(value.values)) for name, value in group.data_vars.items()}
+    return gaussian(state, "q_"), gaussian(state)
 
 
 def _shape(record: Record) -> _Table:

@@ -22,18 +22,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from pyro_fed.algorithm.capabilities import SiteKeeping, no_sites
-from pyro_fed.algorithm.contract import Algorithm, Start
 from pyro_fed.algorithm.states import State, contiguous, prefixed, within
 from pyro_fed.conventions.output import open_lock, replaced_file
 from pyro_fed.density.fingerprint import hash_tensors
 from pyro_fed.errors import CheckpointError, ProtocolError, PyroFedError, SettingError, warn_user
-from pyro_fed.federation import Federation
-from pyro_fed.runtime.fingerprint import require_model, require_run
+from pyro_fed.runtime.fingerprint import require_run
 from pyro_fed.runtime.safetensors_header import PREFIX, header_length, read_header
 
 try:
@@ -268,15 +264,3 @@ def _digest_of(tensors: State, text: dict[str, str]) -> str:
     """A hash of a state's names, values and text."""
     names = sorted(tensors)
     return hash_tensors([tensors[name] for name in names], json.dumps([names, sorted(text.items())]))
-
-
-def hand_over(algorithm: Algorithm, federation: Federation, folder: Path) -> Start:
-    """The final states of an earlier run, with sites matched to this federation's clients by name."""
-    marks, saved = latest(folder)
-    require_model(folder, marks, algorithm, federation)
-    if not isinstance(algorithm, SiteKeeping):
-        raise no_sites(algorithm)
-    with blamed_state(folder):
-        before = json.loads(marks["clients"])
-        origin = torch.tensor([before.index(name) if name in before else -1 for name in federation.client_names])
-        return Start(*algorithm.regroup(federation.problem, saved.shared, saved.local, origin))

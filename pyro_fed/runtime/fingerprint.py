@@ -28,6 +28,7 @@ from pyro_fed.density.fingerprint import (
 )
 from pyro_fed.errors import CheckpointError
 from pyro_fed.graph import Graph
+from pyro_fed.policy.results import integrates_latents
 
 if TYPE_CHECKING:
     from pyro_fed.federation.federation import Federation
@@ -100,10 +101,14 @@ def require_run(folder: Path, found: dict[str, str], own_marks: dict[str, str], 
 
 
 def require_model(folder: Path, found: dict[str, str], algorithm: Algorithm, federation: Federation) -> None:
-    """Require that a saved state belongs to the same algorithm and model; its clients may differ."""
+    """Require that a saved state belongs to the same algorithm and model; its clients may differ.
+
+    The rule that integrates rows' latents out, and with it the operations, may differ too: they are chosen by the rows.
+    """
     mine = {"algorithm": settings_line(algorithm), **model_marks(federation)}
-    names = ["algorithm", "model", "quadrature"]
-    if not has_common_rows(found.get(DENSITY, '{"clients": {}}'), mine[DENSITY]):
+    names = ["algorithm", "model"]
+    integrated = integrates_latents(federation.problem.traits)
+    if not (integrated or has_common_rows(found.get(DENSITY, '{"clients": {}}'), mine[DENSITY])):
         names.append(PROGRAM)  # without common rows, likelihoods cannot be compared
     clauses = [_difference(name, found.get(name), mine[name]) for name in names]
     clauses.append(_difference(DENSITY, found.get(DENSITY), mine[DENSITY], same_rows=False))

@@ -36,13 +36,14 @@ from pyro_fed.policy.resolving import affordable_draws, threads_of
 from pyro_fed.policy.results import integrates_latents
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.budget import Budget
-from pyro_fed.runtime.checkpoint import Checkpoint, hand_over
+from pyro_fed.runtime.checkpoint import Checkpoint
 from pyro_fed.runtime.context import Context, Evaluate, Evaluation
 from pyro_fed.runtime.executors import Executor, resolve
 from pyro_fed.runtime.fingerprint import fingerprint
 from pyro_fed.runtime.finish import Finish
 from pyro_fed.runtime.rounds import run_phases
 from pyro_fed.runtime.stages import run_stages
+from pyro_fed.runtime.start import read_start, start_states, start_text
 
 #: Default number of draws of a density.
 NUM_DRAWS = 1000
@@ -79,7 +80,7 @@ def run(
     log_likelihood: bool = True,
     collect_local: bool = True,
     audit: bool = True,
-    start: str | Path | None = None,
+    start: str | Path | InferenceData | None = None,
     min_clients: int | None = None,
     combination: Combination | None = None,
     evaluate: Evaluate | None = None,
@@ -121,8 +122,9 @@ def run(
             simulation can do. Without it they are integrated out of the rows' log-likelihoods.
         audit: whether to judge the result at its draws, by the model's own densities (see `pyro_fed.audit`), and to
             warn of doubts.
-        start: checkpoint folder of an earlier run of the same algorithm on the same model. This run begins with the
-            sites of that run's clients, matched by name: for clients that join or leave.
+        start: an earlier run on the same model: its checkpoint folder (of the same algorithm), its result, or the file
+            of its result. This run begins with the sites of that run's clients, matched by name: for clients that join
+            or leave, and for new rows. The answer is that of a fresh run.
         min_clients: number of usable replies that a round needs (or all that were requested, if they are fewer). With
             fewer the round is not applied, and the run stops. None: the run stops after a long time without replies. 0:
             the same, but a round without any finite reply is skipped instead of counted as a divergence.
@@ -198,7 +200,7 @@ def run(
         num_draws = affordable_draws(problem.traits, NUM_DRAWS, chains)
     check_numbers(rounds, num_draws, seed, min_clients, federation.num_clients, num_threads)
     check_indicator(first, schedule)
-    check_folders(checkpoint=checkpoint, start=start)
+    check_folders(checkpoint=checkpoint, start=start if isinstance(start, str | Path) else None)
     if resume and checkpoint is None:
         raise SettingError("resume=True needs checkpoint=, the folder that holds the state")
     first = first.for_draws(num_draws)
@@ -227,9 +229,10 @@ def run(
         if evaluate is not None:
             context.evaluation = Evaluation(evaluate, evaluate_every, num_draws)
         if start is not None:
-            context.start = hand_over(first, federation, Path(start))
+            start = read_start(start)
+            context.start = start_states(first, federation, start)
         if checkpoint is not None:
-            marks = fingerprint(first, federation, rounds, schedule, graph, seed, combination, start)
+            marks = fingerprint(first, federation, rounds, schedule, graph, seed, combination, start_text(start))
             context.checkpoint = Checkpoint(Path(checkpoint), marks, resume)
         finish = Finish(first, context, num_draws, log_likelihood, collect_local, audit)
         blame = context.checkpoint.blamed if context.checkpoint is not None else nullcontext

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.analysis.criticism.influence import kept_sites
 from pyro_fed.audit.influence import apart_by_sites, who_stands_apart
 from pyro_fed.ops.gaussian import FullGaussian
+from pyro_fed.results.record_dataset import kept_sites
 
 QUIET = {"progress": False, "compile": "trace", "audit": False, "log_likelihood": False}
 

@@ -8,6 +8,7 @@ to 29, 1,224 of 1,230 planted faults were named; `python tests/helpers/hospital_
 import dataclasses
 
 import hospital_tables
+import pandas as pd
 import pytest
 from hospital_tables import FAULTS, HOSPITALS, is_named, summaries_with, table
 
@@ -63,3 +64,27 @@ def test_two_hospitals_cannot_say_which_of_them_is_wrong(book, frames):
     (found,) = pf.codebook.compare([pf.codebook.check(book, rows, name).summary for name, rows in tables.items()])
     assert set(found.site.split(" or ")) == {"albany", "boston"}
     assert found.finding.code == "scale_differs"
+
+
+def test_one_table_at_two_hospitals_is_named(book):
+    """A hospital's file is checked under another's name; of two hospitals' clean tables nothing is said."""
+    frames = {hospital: table(3, hospital) for hospital in HOSPITALS}
+    names = list(frames)
+    twice = {**frames, names[1]: frames[names[0]]}
+    found = pf.codebook.compare([pf.codebook.check(book, frame, name).summary for name, frame in twice.items()])
+    assert [one.site for one in found if one.finding.code == "same_table"] == [f"{names[0]} or {names[1]}"]
+
+
+def test_few_equal_counts_are_no_sign_of_one_table(tmp_path):
+    """Two hospitals of 20 patients with as many treated ones: one column of two values may agree by chance."""
+    path = tmp_path / "codebook.toml"
+    path.write_text('[columns.treated]\ntype = "integer"\nrange = [0, 1]\n')
+    book, frame = pf.codebook.read_codebook(path), pd.DataFrame({"treated": [0, 1] * 10})
+    assert not pf.codebook.compare([pf.codebook.check(book, frame, name).summary for name in ("north", "south")])
+
+
+def test_exchanged_columns_end_in_a_finding(book, tmp_path):
+    """Weights in the column of heights, with a decimal: the chance that these are whole in miles is no power of 10."""
+    frame = table(3, "boston").rename(columns={"height": "weight", "weight": "height"})
+    found = pf.codebook.check(book, frame, "boston").findings
+    assert "height" in {one.finding.where.get("column") for one in found}

@@ -100,6 +100,10 @@ x_new, zeros, zeros_and_ones = torch.randn(24), torch.zeros(24).long(), torch.ar
 dresden_and_ulm = ["Dresden", "Ulm"] * 12
 """,
         "args = (torch.randn(24), hospital_idx, torch.randn(12), torch.randn(24))",
+        """
+dose, ward = torch.randn(24).where(torch.arange(24) % 3 > 0, torch.nan), torch.arange(24) % 6
+study = (torch.randn(24), dose, ward, 6, (torch.arange(24) % 2).float())
+""",
     ),
     "docs/benchmark/index.md": "import torch\n",
     "docs/formula.md": """
@@ -141,6 +145,9 @@ import numpy as np, pandas as pd
 whole = pd.DataFrame({"time": np.linspace(0.1, 3.0, 30), "status": [0, 1, 2] * 10, "sex": [0.0, 1.0] * 15})
 whole["age"] = np.sin(np.arange(30))
 frames = {"north": whole[:18], "south": whole[18:]}
+whole["transition"], whole["start"], whole["stop"] = [0, 1, 2] * 10, 0.2 * (whole["status"] > 1), whole["time"] + 0.2
+whole["event"] = [1.0, 0.0, 1.0] * 10
+spells = {"north": whole[:18], "south": whole[18:]}
 """,
 }
 #: Blocks that are read and not run, by a piece of them, with what stands in the way.

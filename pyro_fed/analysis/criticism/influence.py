@@ -35,11 +35,12 @@ from pyro_fed.audit.influence import ClientFigures, apart_by_sites, by_sites, ou
 from pyro_fed.conventions.calls import checked, checked_but
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.errors import DataError, SettingError, shown
-from pyro_fed.infer.sites.gaussian_sites import gaussian, moments_of
+from pyro_fed.infer.sites.gaussian_sites import moments_of
 from pyro_fed.ops.arviz_versions import group_of
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.importance import LARGEST_PARETO_K, smoothed
 from pyro_fed.results.data_groups import unlike_federation
+from pyro_fed.results.record_dataset import kept_sites
 from pyro_fed.results.to_arviz import unconstrained_draws
 
 if TYPE_CHECKING:
@@ -134,12 +135,6 @@ def checked_draws(idata: InferenceData, federation: Federation) -> Tensor:
             "run on this federation, with all its sites"
         )
     return unconstrained_draws(idata, federation.problem)
-
-
-def kept_sites(group: xr.Dataset) -> tuple[Gaussian, Gaussian]:
-    """The Gaussian posterior q and the K clients' sites, read from a result's group `sites`."""
-    state = {str(name): torch.from_numpy(np.array(value.values)) for name, value in group.data_vars.items()}
-    return gaussian(state, "q_"), gaussian(state)
 
 
 def influence_by_weights(draws: Tensor, log_lik: Tensor, names: list[str], labels: list[str]) -> xr.Dataset:

@@ -24,14 +24,15 @@ techniques for Monte Carlo rendering (mixture).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyro_fed.analysis.criticism.influence import MIN_WEIGHTED_DRAWS, checked_draws, kept_sites, require_result
+from pyro_fed.analysis.criticism.influence import MIN_WEIGHTED_DRAWS, checked_draws, require_result
 from pyro_fed.audit.client_sites import around, client_log_likelihoods, sites_at
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.calls import checked
@@ -43,6 +44,7 @@ from pyro_fed.infer.sites.gaussian_sites import gaussian, prepend_gaussian
 from pyro_fed.ops.arviz_versions import group_of
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.importance import LARGEST_PARETO_K, log_mean, smoothed
+from pyro_fed.results.record_dataset import kept_sites
 from pyro_fed.runtime.run import run
 
 if TYPE_CHECKING:
@@ -118,10 +120,34 @@ def leave_one_client_out(
             "its rows"
         )
     with threads(1), torch.no_grad():
-        study = _Study.of(idata, federation, num_draws, seed)
+        q, sites = _gaussians(idata, federation)
+        study = _Study.of(q, sites, federation, num_draws, seed, partial(client_log_likelihoods, federation))
         rows = [study.left_out(k, refit) for k in range(federation.num_clients)]
     index = pd.Index(federation.client_names, name="client")
     return pd.DataFrame(rows, index=index)
+
+
+def leave_out_by_log_likelihoods(
+    idata: InferenceData, federation: Federation, num_draws: int, log_likelihoods: Callable[[Tensor], Tensor]
+) -> pd.DataFrame:
+    """`leave_one_client_out` where the rows are elsewhere: without `elpd_rows`, and without refits.
+
+    `log_likelihoods` asks the clients for their log-likelihoods (S, K) at the points (S, D), of which there are at most
+    `num_draws`.
+    """
+    import pandas as pd
+
+    group = group_of(idata, "sites") if "sites" in idata else None
+    if group is None or group["client"].values.tolist() != federation.client_names:
+        raise SettingError(
+            f"leave_one_client_out: the result of {idata.attrs.get('algorithm', 'something else')} has no Gaussian "
+            "sites of its clients, around which it draws: run FedEP, PVI or FedLaplace"
+        )
+    parts = federation.num_clients + 1
+    with threads(1), torch.no_grad():
+        study = _Study.of(*kept_sites(group), federation, num_draws // parts * parts, 0, log_likelihoods)
+        rows = [study.weighed(k) for k in range(federation.num_clients)]
+    return pd.DataFrame(rows, index=pd.Index(federation.client_names, name="client")).drop(columns="elpd_rows")
 
 
 @dataclass(frozen=True)
@@ -136,13 +162,20 @@ class _Study:
     seed: int
 
     @classmethod
-    def of(cls, idata: InferenceData, federation: Federation, num_draws: int, seed: int) -> _Study:
+    def of(
+        cls,
+        q: Gaussian,
+        sites: Gaussian,
+        federation: Federation,
+        num_draws: int,
+        seed: int,
+        log_likelihoods: Callable[[Tensor], Tensor],
+    ) -> _Study:
         problem = federation.problem
-        q, sites = _gaussians(idata, federation)
         proposals = _mixture(q, sites, num_draws, seeding.torch_generator(seed, seeding.DRAWS))
         points = proposals.points.to(problem.dtype)
         log_prior = torch.cat([problem.log_prior(part) for part in in_chunks(points, 1)]).double()
-        log_lik = client_log_likelihoods(federation, points)
+        log_lik = log_likelihoods(points)
         return cls(federation, proposals, log_prior, log_lik, federation.summary()["rows"].tolist(), seed)
 
     @cached_property
@@ -170,18 +203,24 @@ class _Study:
 
     def left_out(self, k: int, refit: bool) -> dict[str, float | int | str]:
         """A client's row of the table."""
+        found = self.weighed(k)
+        by_rows = self._by_rows(k, self.proposals.points, self.evidence(k).weights)
+        if found["by"] == "unreliable" and refit:
+            return found | {"elpd_rows": by_rows} | self._refit(k)
+        return found | {"elpd_rows": by_rows}
+
+    def weighed(self, k: int) -> dict[str, float | int | str]:
+        """A client's figures by weights, which need its log-likelihoods and none of its rows."""
         whole, others = self.full_evidence, self.evidence(k)
-        found: dict[str, float | int | str] = {
+        pareto_k = max(whole.pareto_k, others.pareto_k)
+        return {
             "rows": self.rows[k],
             "elpd": whole.value - others.value,
             "se": self._difference_error(k, whole, others),
-            "elpd_rows": self._by_rows(k, self.proposals.points, others.weights),
-            "pareto_k": max(whole.pareto_k, others.pareto_k),
-            "by": "weights",
+            "elpd_rows": math.nan,
+            "pareto_k": pareto_k,
+            "by": "weights" if pareto_k <= LARGEST_PARETO_K else "unreliable",
         }
-        if float(str(found["pareto_k"])) > LARGEST_PARETO_K:
-            found |= self._refit(k) if refit else {"by": "unreliable"}
-        return found
 
     def _difference_error(self, k: int, whole: Evidence, others: Evidence) -> float:
         """Standard error of log Z - log Z_-k; the same draws give both, so that errors partly cancel."""

@@ -54,6 +54,7 @@ from pyro_fed.errors import DivergenceError, PolicyError, ProtocolError, QuorumE
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.entries import evenly
 from pyro_fed.policy import Setup, resolve_for_run
+from pyro_fed.recipes.library import labels_in
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.checkpoint import Checkpoint
 from pyro_fed.runtime.checks import CheckInputs
@@ -91,7 +92,7 @@ class Agent:
             up over its own; the same at every agent. An agent whose rules let none leave takes part in none.
         questions: what all agents ask about their results: estimands that `module` names, and "loo" for leave-one-out
             and WAIC; the same at every agent. An agent whose rules let no answers leave takes part in none.
-        module: the model's file as it was imported, for the estimands that it names.
+        module: the model's file as it was imported, for the estimands that it names, `DIMS` and `COORDS`.
 
     Example:
         >>> peers = load_peers(Path("peers.toml"))
@@ -166,7 +167,8 @@ def run_agent(agent: Agent) -> InferenceData:
     name = agent.identity.name
     me = agent.peers.number(name)
     with threads(1), torch.no_grad():
-        own = own_federation(agent.model, name, agent.rows, agent.plate, agent.nested, "by agents")
+        labels = labels_in(agent.module)
+        own = own_federation(agent.model, name, agent.rows, agent.plate, agent.nested, "by agents", **labels)
         algorithm = _algorithm(agent, own)
         rounds = algorithm.default_rounds(len(agent.peers.names)) if agent.num_rounds is None else agent.num_rounds
         check_numbers(rounds, agent.num_draws, agent.seed, None, len(agent.peers.names), None)

@@ -24,18 +24,27 @@ from pyro_fed.deployment.files.letter import REQUEST, Letter, body_of, write_jso
 from pyro_fed.deployment.files.study import REVIEW, STOPPED, Study, make_study
 from pyro_fed.deployment.files.words import needs_words, needs_words_of
 from pyro_fed.deployment.remote.clients import RemoteClients, algorithm_and_options, run_at_clients
-from pyro_fed.deployment.remote.questions import ESTIMAND, LOO, check_questions, with_answer
+from pyro_fed.deployment.remote.questions import (
+    ABOUT_CLIENTS,
+    ESTIMAND,
+    INFLUENCE,
+    LEFT_OUT,
+    LOO,
+    check_questions,
+    with_answer,
+)
 from pyro_fed.deployment.remote.remote_federation import Description, RemoteFederation
 from pyro_fed.deployment.rows import load_rows
-from pyro_fed.errors import ProtocolError, SettingError, StoppedError
+from pyro_fed.errors import CheckpointError, ProtocolError, SettingError, StoppedError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.policy import Setup, chain_of, resolve_for_run, stages_of
 from pyro_fed.recipes import recipe as recipes
-from pyro_fed.recipes.library import load_model
+from pyro_fed.recipes.library import labels_in, load_model
 from pyro_fed.results.inference_data import InferenceData, check_savable
 from pyro_fed.runtime.executors.remote import Request
 from pyro_fed.runtime.messages import Header, Message, answer
 from pyro_fed.runtime.run import check_numbers
+from pyro_fed.runtime.start import is_result, read_start
 
 #: Why a site has no part in an exchange.
 MISSING = "had not answered when the study went on without it"
@@ -158,6 +167,7 @@ def init_study(
     audit: bool = True,
     compile: str = "off",
     template: Path | None = None,
+    start: Path | None = None,
 ) -> Study:
     """Begin a study: a folder with a key, the model, the recipe, and the requests of exchange 0 in `outbox/`.
 
@@ -174,9 +184,12 @@ def init_study(
         audit: whether one more exchange checks the result.
         compile: level of the compiler; "off" gives the simulation's draws to the bit.
         template: a file as of `deployment.rows` with one made-up row, if a row of ones does not suit the model.
+        start: the result of an earlier study of the same model, from whose sites this one begins, as `start` of
+            `pyro_fed.run`. Sites may have new rows, and may have joined or left.
 
     Raises:
         SettingError: the folder exists; a setting out of its range; a recipe that cannot run so.
+        CheckpointError: `start` is no file of a result.
 
     Example:
         >>> study = init_study(Path("trial"), "logistic_regression", "files", ["north", "south"])
@@ -200,7 +213,10 @@ def init_study(
         nested = getattr(module, "ROWS", None)
         like = Federation.from_clients(module.model, {sites[0]: rows}, plate=module.PLATE, rows=nested).problem
         needs = needs_words_of(algorithm, rounds, len(sites), audit, like, own.get("graph"))
-    return make_study(folder, model, recipe, sites, name=name, options=options, template=template, needs=needs)
+    if start is not None and not is_result(read_start(start)):
+        raise CheckpointError(f"{start} is no file: --start takes the result.nc of an earlier study")
+    files = {"template": template, "start": start}
+    return make_study(folder, model, recipe, sites, name=name, options=options, files=files, needs=needs)
 
 
 def combine(folder: Path, answers: Sequence[Path] = (), *, go_on: bool = False) -> Combined:
@@ -249,13 +265,15 @@ def ask_sites(folder: Path, name: str) -> Combined:
 
     Args:
         folder: the study's folder, with a result.
-        name: an estimand in `ESTIMANDS` of the model's file, or "loo" for leave-one-out and WAIC.
+        name: an estimand in `ESTIMANDS` of the model's file; "loo" for leave-one-out and WAIC; "influence"; or
+            "leave_one_client_out", how well the others predict each site.
 
     Returns:
-        The requests. Once the answers are combined, `result.nc` has the group `estimand_NAME`, or `loo`.
+        The requests. Once the answers are combined, `result.nc` has the group `estimand_NAME`, or one of that name.
 
     Raises:
-        SettingError: there is no result yet, a question is open, or the model's file names no such estimand.
+        SettingError: there is no result yet, a question is open, or the model's file names no such estimand; or the
+            result has the answer without asking.
 
     Example:
         >>> ask_sites(Path("trial"), "risk").requests
@@ -266,10 +284,29 @@ def ask_sites(folder: Path, name: str) -> Combined:
         if study.open_question is not None:
             raise SettingError(f"{folder} waits for the answers to {study.open_question[0]!r}: combine these first")
         federation, module = _federation_of(study)
-        check_questions(federation, module, [] if name == LOO else [name], "" if name == LOO else None)
+        check_questions(federation, module, [] if name in ABOUT_CLIENTS else [name], "" if name == LOO else None)
+        _check_needs_asking(study, name)
         if name not in study.questions:
             study.add_question(name)
         return _ask(study, [], [], False)
+
+
+def _check_needs_asking(study: Study, name: str) -> None:
+    """Refuse what the sites' Gaussian sites in the result answer, or cannot answer without them."""
+    import arviz
+
+    if name in (INFLUENCE, LEFT_OUT):
+        has_sites = "sites" in arviz.from_netcdf(str(study.result))
+        if name == INFLUENCE and has_sites:
+            raise SettingError(
+                f"{study.folder} needs no exchange for the influence of its sites: "
+                f"pf.influence(arviz.from_netcdf({str(study.result)!r})) has it"
+            )
+        if name == LEFT_OUT and not has_sites:
+            raise SettingError(
+                f"{study.folder}: {LEFT_OUT} draws around the Gaussians that sites' messages stand for, and this "
+                "recipe leaves none: use files, fedep or fedlaplace"
+            )
 
 
 def _ask(study: Study, answers_taken: list[str], refused: list[str], go_on: bool) -> Combined:
@@ -329,7 +366,7 @@ def _federation_of(study: Study) -> tuple[RemoteFederation, ModuleType]:
         found.append(Description.from_record({"description": json.dumps(more.get("description"))}))
         if found[-1].name != site:
             raise ProtocolError(f"the description of {site} says that it is of {found[-1].name}")
-    return RemoteFederation(module.model, module.PLATE, found, template), module
+    return RemoteFederation(module.model, module.PLATE, found, template, **labels_in(module)), module
 
 
 class _Run:
@@ -355,7 +392,8 @@ class _Run:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
-                found = run_at_clients(self.algorithm, self.federation, executor, {"progress": False, **self.options})
+                options = {"progress": False, "start": self.study.start, **self.options}
+                found = run_at_clients(self.algorithm, self.federation, executor, options)
             except StoppedError as error:
                 if error.result is not None:
                     _save(error.result, self.study.folder / STOPPED)

@@ -126,7 +126,15 @@ class Study:
     @property
     def template(self) -> Path | None:
         """The file with one made-up row; None if the server makes one itself."""
-        name = self.content.get("template")
+        return self._own_file("template")
+
+    @property
+    def start(self) -> Path | None:
+        """The result of an earlier study from which this one begins; None if it begins afresh."""
+        return self._own_file("start")
+
+    def _own_file(self, what: str) -> Path | None:
+        name = self.content.get(what)
         return None if name is None else self.folder / str(name)
 
     @property
@@ -183,6 +191,7 @@ class Study:
             "coordinator": self.fingerprint,
             "sites": {site: site_entry(site) for site in self.sites},
             "questions": self.questions,
+            "start": None if self.start is None else digest_of(self.start.read_bytes()),
             "result": digest_of(self.result.read_bytes()),
             "bytes": {name: sum(one["bytes"] for one in each.values()) for name, each in mailed.items()},
             **mailed,
@@ -333,7 +342,7 @@ def make_study(
     *,
     name: str | None,
     options: Mapping[str, Any],
-    template: Path | None,
+    files: Mapping[str, Path | None],
     needs: str,
 ) -> Study:
     """Make a study's folder with a new key, all at once."""
@@ -364,9 +373,10 @@ def make_study(
         "model": f"{find_model(model).name} {digest_of(find_model(model).read_bytes())}",
         "recipe": f"{find_recipe(recipe).name} {digest_of(find_recipe(recipe).read_bytes())}",
     }
-    if template is not None:
-        content["template"] = f"template{template.suffix}"
-        (making / content["template"]).write_bytes(template.read_bytes())
+    for what, path in files.items():
+        if path is not None:
+            content[what] = f"{what}{path.suffix}"
+            (making / content[what]).write_bytes(path.read_bytes())
     key = write_signing_key(making / KEY)
     (making / PUBLIC).write_text(public_text(key) + "\n", encoding="utf-8")
     write_json(making / STUDY, content)

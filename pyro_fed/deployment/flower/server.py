@@ -23,10 +23,11 @@ from pyro_fed.deployment.remote.remote_federation import RemoteFederation
 from pyro_fed.errors import SettingError, StoppedError
 from pyro_fed.policy import Setup, chain_of, resolve_for_run, stages_of
 from pyro_fed.recipes import recipe as recipes
-from pyro_fed.recipes.library import load_model
+from pyro_fed.recipes.library import labels_in, load_model
 from pyro_fed.results.inference_data import check_savable
 from pyro_fed.runtime.checkpoint import Checkpoint, latest
 from pyro_fed.runtime.run import check_folders, check_numbers, check_seconds
+from pyro_fed.runtime.start import is_result, read_start
 
 #: The log that Flower shows the operator, and streams to the user who has started the run.
 LOG = logging.getLogger("flwr")
@@ -96,7 +97,7 @@ def serve(grid: Grid, model: str | Path, recipe: str | Path, settings: Configura
     roll = wait_for_clients(
         grid, settings.num_clients, options.get("min_clients"), settings.wait, settings.timeout, known
     )
-    federation = RemoteFederation(module.model, module.PLATE, roll.clients, template)
+    federation = RemoteFederation(module.model, module.PLATE, roll.clients, template, **labels_in(module))
     check_savable(federation.problem)
     algorithm, options = settings.run_options(chosen, len(roll.clients))
     if settings.secure is not None:
@@ -161,7 +162,9 @@ def _check_before_the_wait(settings: Configuration) -> None:
     check_seconds(options.get("max_seconds"))
     check_folders(start=options.get("start"))
     if options.get("start") is not None:
-        latest(Path(options["start"]))
+        found = read_start(options["start"])
+        if not is_result(found):
+            latest(Path(found))
     if checkpoint:
         Checkpoint(Path(checkpoint), {}, options.get("resume", False)).close()
     elif options.get("resume"):

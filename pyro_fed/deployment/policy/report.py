@@ -127,7 +127,7 @@ def questions(module: Any, problem: Problem) -> tuple[Sent, ...]:
             Sent("estimate", name, 1, {n: tuple(one.shape) for n, one in asked.reply_like(draws).items()})
             for name, asked in estimands
         ),
-        Sent("log_likelihood", "the audit, and influence", 1, {LOG_LIK: (MAX_ASKED_DRAWS,)}),
+        Sent("log_likelihood", "the audit, influence and leave_one_client_out", 1, {LOG_LIK: (MAX_ASKED_DRAWS,)}),
         Sent("loo", "leave-one-out", 1, {"sums": (len(loo.SUMS),)}),
     )
 

@@ -47,7 +47,7 @@ KINDS = {
     "masked": "the recipe's message under masks, of which the server learns the sum over the sites alone",
     "keys": "public keys, and shares of masks, of secure aggregation",
     "indicator": "one number that a schedule asks for, such as the size of a gradient",
-    "log_likelihood": "the log-likelihood of all rows together at given draws, for the audit and for influence",
+    "log_likelihood": "the log-likelihood of all rows together at given draws, for the audit and questions on clients",
     "loo": "eleven sums over the rows, for leave-one-out and WAIC",
     "table": "counts, means and SDs of columns by group",
     "estimate": "sums of an estimand of the model's file at given draws, numbers of rows and of ones, by group",

@@ -1,7 +1,8 @@
 """Questions about a deployment's result, by one more round in which every client gets the draws.
 
-For leave-one-out, WAIC and estimands a client sends sums over its rows. For influence it sends its log-likelihood at
-every draw, as for the audit. Estimands are those that the model's file names, of which each client has its own copy.
+For leave-one-out, WAIC and estimands a client sends sums over its rows. For influence, and to predict a client from the
+others, it sends its log-likelihood at every draw, as for the audit. Estimands are those that the model's file names, of
+which each client has its own copy.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from typing import Any
 
 import torch
 import xarray as xr
+from torch import Tensor
 
 from pyro_fed.analysis.criticism.influence import checked_draws, influence, influence_by_weights
+from pyro_fed.analysis.criticism.leave_out import leave_out_by_log_likelihoods
 from pyro_fed.analysis.criticism.loo import Pointwise, chosen_site, loo_and_waic, observed_plates
 from pyro_fed.analysis.judging.calibration import OF_DEPLOYMENT
 from pyro_fed.analysis.predicting.estimand import estimand_by_rounds
@@ -27,7 +30,7 @@ from pyro_fed.runtime.executors import Executor, Work
 from pyro_fed.runtime.executors.base import LOG_LIK, MAX_ASKED_DRAWS
 
 #: Names of the groups in the result; that of an estimand is `estimand_NAME`.
-LOO, INFLUENCE, ESTIMAND = "loo", "influence", OF_DEPLOYMENT
+LOO, INFLUENCE, ESTIMAND, LEFT_OUT = "loo", "influence", OF_DEPLOYMENT, "leave_one_client_out"
 #: The figures about all rows, which are attributes of the group `loo`.
 OF_ALL = ("elpd_loo", "se", "p_loo", "n_samples", "n_data_points", "good_k", "warning")
 
@@ -60,9 +63,9 @@ def with_loo(result: Any, federation: ClaimedFederation, executor: Executor, sit
 def with_answer(
     result: Any, federation: ClaimedFederation, executor: Executor, module: Any, name: str, fewest: int = 1
 ) -> Any:
-    """The result with the answer to "loo" or an estimand; groups of fewer rows than `fewest` are withheld."""
-    if name == LOO:
-        return with_loo(result, federation, executor)
+    """The result with the answer to a question by its name; of estimands, groups of fewer rows are withheld."""
+    if name in ABOUT_CLIENTS:
+        return ABOUT_CLIENTS[name](result, federation, executor)
     return with_estimand(result, federation, executor, module, name, fewest)
 
 
@@ -93,6 +96,26 @@ def with_influence(result: Any, federation: ClaimedFederation, executor: Executo
     return _with_answer(result, INFLUENCE, influence_group)
 
 
+def with_left_out(result: Any, federation: ClaimedFederation, executor: Executor) -> Any:
+    """The result with the group `leave_one_client_out`: how well the others predict each client."""
+
+    def left_out() -> xr.Dataset:
+        def ask(points: Tensor) -> Tensor:
+            return _log_likelihoods(points, federation, executor)
+
+        return xr.Dataset.from_dataframe(leave_out_by_log_likelihoods(result, federation, MAX_ASKED_DRAWS, ask))
+
+    return _with_answer(result, LEFT_OUT, left_out)
+
+
+#: Questions about any model's result, by name; all other names are of estimands.
+ABOUT_CLIENTS: dict[str, Callable[[Any, ClaimedFederation, Executor], Any]] = {
+    LOO: with_loo,
+    INFLUENCE: with_influence,
+    LEFT_OUT: with_left_out,
+}
+
+
 def _with_answer(result: Any, group: str, answer: Callable[[], xr.Dataset]) -> Any:
     """The result with an answer's group; or unchanged, with the reason in an attribute: the run's result is kept."""
     try:
@@ -104,15 +127,19 @@ def _with_answer(result: Any, group: str, answer: Callable[[], xr.Dataset]) -> A
 
 def _influence_by_rounds(result: Any, federation: ClaimedFederation, executor: Executor) -> xr.Dataset:
     """The clients' influence by their log-likelihoods at the draws."""
-    problem, clients = federation.problem, list(range(federation.num_clients))
     draws = checked_draws(result, federation)
     draws = draws[evenly(len(draws), MAX_ASKED_DRAWS)]
+    labels = [federation.problem.name_of(number) for number in range(federation.problem.dim)]
+    return influence_by_weights(draws, _log_likelihoods(draws, federation, executor), federation.client_names, labels)
+
+
+def _log_likelihoods(points: Tensor, federation: ClaimedFederation, executor: Executor) -> Tensor:
+    """All clients' log-likelihoods (S, K) at unconstrained points (S, D), by one question."""
+    clients = list(range(federation.num_clients))
     with torch.no_grad():
-        executor.start(Pointwise(), problem, federation.client_data(), {})
+        executor.start(Pointwise(), federation.problem, federation.client_data(), {})
         try:
-            received = {"draws": draws.expand(len(clients), *draws.shape)}
-            log_lik = executor.ask(LOG_LIK, Work(0, 0, clients, received))[LOG_LIK].double().T
+            received = {"draws": points.expand(len(clients), *points.shape)}
+            return executor.ask(LOG_LIK, Work(0, 0, clients, received))[LOG_LIK].double().T
         finally:
             executor.close()
-    labels = [problem.name_of(number) for number in range(problem.dim)]
-    return influence_by_weights(draws, log_lik, federation.client_names, labels)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -115,7 +115,14 @@ class RemoteFederation(ClaimedFederation):
     """
 
     def __init__(
-        self, model: Callable[..., Any], plate: str, clients: Sequence[Description], template: Any = None
+        self,
+        model: Callable[..., Any],
+        plate: str,
+        clients: Sequence[Description],
+        template: Any = None,
+        *,
+        dims: Mapping[str, Sequence[str]] | None = None,
+        coords: Mapping[str, Sequence[Any]] | None = None,
     ) -> None:
         first = clients[0]
         for other in clients[1:]:
@@ -137,7 +144,7 @@ class RemoteFederation(ClaimedFederation):
         self.claimed = torch.tensor([client.num_rows for client in clients])
         self.partition = Explicit([])
         dtype = arguments.floating_dtype()
-        self._bind(model, arguments.copy_as(dtype), plate, 1, rows, dtype, names=names)
+        self._bind(model, arguments.copy_as(dtype), plate, 1, rows, dtype, names=names, dims=dims, coords=coords)
         self.problem = replace(self.problem, num_rows=sum(client.num_rows for client in clients))
         sites = {name: list(site.shape) for name, site in self.problem.sites.items()}
         if sites != first.sites:

@@ -43,6 +43,7 @@ from pyro_fed.conventions.nested_settings import resolve
 from pyro_fed.density.derivatives import few_rows_findings
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.errors import SettingError
 from pyro_fed.guides.gaussian_guides import guided_covariance
 from pyro_fed.infer.averaging.optim import Optimiser
 from pyro_fed.infer.ep import ascent, findings, step_control
@@ -70,7 +71,7 @@ from pyro_fed.infer.sites.gaussian_sites import (
 )
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.batched import Moments
-from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.gaussian import STRUCTURES, Gaussian
 
 #: Multiples of q's SDs at which the prior's sites are compared; they are equal for a Gaussian prior.
 NEAR_AND_FAR = (1.0, 100.0)
@@ -274,6 +275,12 @@ class EP(SpreadGaussian, SiteKeeping):
         `origin` (K,) is the number of each client in the earlier run's `local`, -1 for a new one.
         """
         prior, sites = gaussian(shared, "prior_"), kept_where(origin >= 0, gaussian(select(local, origin.clamp_min(0))))
+        if not isinstance(sites, STRUCTURES[self.structure]):
+            kept = "full" if sites.dense else "diag"
+            raise SettingError(
+                f"{type(self).__name__}: the earlier run's sites have covariances of the kind '{kept}', and this "
+                f"run's are '{self.structure}': set covariance='{kept}', or run it afresh"
+            )
         q = prior.product(sites.product_over(0))
         if not bool(q.is_proper()):
             raise no_distribution_left(self)

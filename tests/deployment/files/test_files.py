@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from files_case import SITES, Case, recipe_text, same_draws, simulated
+from files_case import MODEL, SITES, Case, recipe_text, same_draws, simulated
 
 import pyro_fed as pf
 from pyro_fed.cli.main import main
@@ -71,6 +71,43 @@ def test_groups_keep_their_effects_at_their_site(tmp_path):
     fed = pf.Federation.from_clients(module.model, rows, plate="hospital", rows=module.ROWS)
     assert same_draws(found, simulated(case, fed))
     assert "a" not in found.posterior
+
+
+def test_a_study_begins_at_the_result_of_an_earlier_one(tmp_path):
+    """An interim look, and the study to its end: north has more patients then, and groups of its own keep none out."""
+    rng = np.random.default_rng(3)
+
+    def rows(groups, size):
+        whose = np.repeat(np.arange(groups), size)
+        return rng.uniform(0.5, 1.5, len(whose)), whose, rng.normal(size=len(whose)), groups, rng.normal(size=groups)
+
+    interim = [rows(2, 3), rows(1, 4), rows(3, 2)]
+    final = [rows(3, 5), interim[1], rows(3, 4)]
+    folders = [tmp_path / name for name in ("interim", "final")]
+    for folder in folders:
+        folder.mkdir()
+    first = Case(folders[0], VI, interim, NESTED)
+    first.finish()
+    case = Case(folders[1], VI, final, NESTED, start=first.study / "result.nc")
+    found, _ = case.finish()
+    module = load_model(case.study / "model.py", with_data=False)
+    fed = pf.Federation.from_clients(
+        module.model, dict(zip(SITES, final, strict=True)), plate="hospital", rows=module.ROWS
+    )
+    assert same_draws(found, simulated(case, fed, start=first.study / "result.nc"))
+    assert not same_draws(found, simulated(case, fed))  # of two rounds: where it begins matters
+    with pytest.raises(CheckpointError, match=r"is no file: --start takes the result\.nc"):
+        Case(tmp_path, VI, final, NESTED, start=tmp_path / "nowhere.nc")
+
+
+def test_the_models_file_names_dimensions_and_entries(tmp_path):
+    """`DIMS` and `COORDS` label the result, its sites and the tables, as `dims` and `coords` of a federation do."""
+    labels = '\nDIMS = {"w": ["feature"]}\nCOORDS = {"feature": ["level", "age"]}\n'
+    case = Case(tmp_path, FAMILIES["FedLaplace"], model=MODEL + labels)
+    found, _ = case.finish()
+    assert found.posterior["w"].dims[-1] == "feature" and found.posterior["feature"].values.tolist() == ["level", "age"]
+    assert found.sites["parameter"].values.tolist() == ["w[level]", "w[age]"]
+    assert same_draws(found, simulated(case))
 
 
 def test_stages_of_a_plan_go_by_files(tmp_path):

@@ -150,6 +150,28 @@ def test_leave_one_out_by_files_is_that_of_the_simulation(case):
     assert "estimand_older" in asked(case, "older")
 
 
+def test_the_others_predict_a_site_as_in_the_simulation(case):
+    """Log-likelihoods at 4,000 points leave, all rows of a site together, through its gate; influence needs none."""
+    from pyro_fed.deployment.policy import verify
+
+    found = asked(case, "leave_one_client_out")
+    expected = pf.leave_one_client_out(found, simulation(case)[0], num_draws=4000, refit=False)
+    group = found["leave_one_client_out"].to_dataframe()
+    assert group.index.tolist() == expected.index.tolist() and "elpd_rows" not in group
+    assert group["by"].tolist() == expected["by"].tolist() and group["rows"].tolist() == [30, 24, 20]
+    for name in ("elpd", "se", "pareto_k"):
+        np.testing.assert_allclose(group[name], expected[name], rtol=1e-9)
+    ledger = verify(case.folder / "south" / "study" / "what_left.jsonl")
+    kinds = [line["kind"] for line in ledger]
+    line = ledger[len(kinds) - 1 - kinds[::-1].index("log_likelihood")]
+    assert line["numbers"] == 4000 and line["left"]
+    marks = [np.array(MARKED + k, dtype).tobytes() for k in range(3) for dtype in ("f8", "f4")]
+    assert not [path for path in case.mail.glob("*.study") for mark in marks if mark in path.read_bytes()]
+    with pytest.raises(SettingError, match="needs no exchange for the influence"):
+        ask_sites(case.study, "influence")
+    assert pf.influence(found)["influence"].sizes["client"] == 3
+
+
 def test_a_reviewer_finds_versions_hashes_rules_and_all_that_was_mailed(case):
     import hashlib
     import json

@@ -53,7 +53,10 @@ def test_an_approval_says_what_will_leave_and_is_written_once_it_is_given(place)
     text = " ".join(said.output.split())
     assert "update, FedLaplace, up to 100 times" in text and "update, FedEP, up to" in text
     assert "precision 2 x 2" in text and "60 rows" in text
-    assert re.search(r"log_likelihood, the audit, and influence, once: .* 4,000 numbers .* REFUSED by max_", text)
+    assert re.search(
+        r"log_likelihood, the audit, influence and leave_one_client_out, once: .* 4,000 numbers .* REFUSED by max_",
+        text,
+    )
     assert re.search(r"update, FedEP[^;]*; \d numbers \([^)]*\), 0.1\d* for each row; may leave", text)
     assert "at most 9 updates and answers to questions leave in all" in text
     said = asked(place, "--rows", str(place / "rows.npz"))
