@@ -40,7 +40,7 @@ CLIENTS, SECONDS, ROWS, DRAWS = 4, 240.0, 60, 4000
 #: Words by which an error names where it is.
 NAMED = ("site '", "density of '", "the model fails at `", "latents")
 #: Notes on an error that is within the limits of a doubt.
-MISSED = ("aim_missed", "own_aim_missed", "moments_close_to_limits")
+MISSED = ("aim_missed", "own_aim_missed", "moments_close_to_limits", "sd_by_chance")
 
 Array = Any
 
