@@ -640,9 +640,9 @@ def sd_by_chance(
 ) -> str:
     return (
         f"{draws:,} draws determine the SD of {quote_name(parameter)} to {100 * log_sd_error:.0f} % (one standard "
-        f"error), even if all draws are right, since the posterior's tail is long (a kurtosis of {kurtosis:.2g}): chance "
-        f"may miss the aim, a factor of {sd_factor:g}. About {int(float(f'{needed:.1e}')):,} independent draws would meet "
-        f"it (num_draws). {cures[0]}"
+        f"error), even if all draws are right, since the posterior's tail is long (a kurtosis of {kurtosis:.2g}): "
+        f"chance may miss the aim, a factor of {sd_factor:g}. About {int(float(f'{needed:.1e}')):,} independent draws "
+        f"would meet it (num_draws). {cures[0]}"
     )
 
 
