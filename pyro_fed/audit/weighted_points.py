@@ -190,8 +190,16 @@ def _chance_findings(kurtoses: Tensor, quantities: Quantities, draws: Tensor, ai
     if STANDARD_ERRORS * error <= limit:
         return []
     needed = math.ceil((longest - 1) * (STANDARD_ERRORS / (2 * limit)) ** 2)
-    figures = {"kurtosis": longest, "draws": len(draws), "log_sd_error": error, "needed": needed}
-    return [sentences.sd_by_chance(parameter=quantities.labels[number], **figures, sd_factor=aim.sd_factor)]
+    return [
+        sentences.sd_by_chance(
+            parameter=quantities.labels[number],
+            kurtosis=longest,
+            draws=len(draws),
+            log_sd_error=error,
+            needed=needed,
+            sd_factor=aim.sd_factor,
+        )
+    ]
 
 
 def _worth(quantities: Quantities, draws: Tensor, number: int) -> float:
