@@ -189,7 +189,7 @@ for name in HOSPITALS:
     mail("constants.json", "centre", name)
     Path(name, "load.py").write_text(LOAD)
     Path(name, "policy.toml").write_text(POLICY)
-    rows = "" if FAST and name != "north" else " --rows load.py"
+    rows = "" if FAST and name != "north" else " --data load.py"
     at(name, f"node approve model.py files --policy policy.toml --yes{rows}", show=name == "north")
 
 # %% [markdown]

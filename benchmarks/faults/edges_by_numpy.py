@@ -1,4 +1,4 @@
-"""Models whose numbers end at an edge, eleven kinds of ten to twelve models, beside quadrature in plain NumPy.
+"""Models whose numbers end at an edge, twelve kinds of ten to twelve models, beside quadrature in plain NumPy.
 
 Each posterior is written twice: as people write it for Pyro, in float32, and as a log density in NumPy that says what
 was meant, so that the reference shares no code with what is judged. Outcomes are those of `edges`, with means within
@@ -40,7 +40,7 @@ CLIENTS, SECONDS, ROWS, DRAWS = 4, 240.0, 60, 4000
 #: Words by which an error names where it is.
 NAMED = ("site '", "density of '", "the model fails at `", "latents")
 #: Notes on an error that is within the limits of a doubt.
-MISSED = ("aim_missed", "own_aim_missed", "moments_close_to_limits")
+MISSED = ("aim_missed", "own_aim_missed", "moments_close_to_limits", "sd_by_chance")
 
 Array = Any
 
@@ -1371,6 +1371,143 @@ def narrowing() -> dict[str, Written]:
     }
 
 
+def mixed() -> dict[str, Written]:
+    """Response times, counts without zeros, hurdles, limits of detection and steps: one of each."""
+    x, g = _x(0.2, 2.0), _noise(31)
+    waits = 0.4 + stats.invgauss(0.5, scale=2.0).rvs(ROWS, random_state=g)
+    times = 0.5 + 0.1 * g.normal(size=ROWS) + g.exponential(0.4, ROWS)
+    ones = stats.poisson(0.15).rvs(4000, random_state=g)
+    ones = ones[ones > 0][:ROWS]
+    skewed = stats.skewnorm(6.0, 0.3, 1.0).rvs(ROWS, random_state=g)
+    rents = np.where(g.random(ROWS) < 0.3, 0.0, g.lognormal(0.4, 0.6, ROWS))
+    limits = np.maximum(g.normal(0.3, 0.2, ROWS), 0.0)
+    step = np.repeat([0.0, 1.0, 2.0], ROWS // 3)
+    found = g.binomial(12, 0.4, ROWS)
+    bound = 0.7 * (1.0 + x + 0.2 - np.sqrt((1.2 + x) ** 2 - 4 * x)) + 0.05 * g.normal(size=ROWS)
+
+    def wald(z: Any, m: Any, k: Any, log: Callable[..., Any]) -> Any:
+        return 0.5 * log(k / (2 * np.pi)) - 1.5 * log(z) - k * (z - m) ** 2 / (2 * m**2 * z)
+
+    def hinge(x: Any, p: Any, c: Any, relu: Callable[..., Any]) -> Any:
+        return relu(x - c) ** p
+
+    def skew(x: Array, y: Array, m: Array, s: Array, a: Array) -> Array:
+        return _normal(y, m, s) + special.log_ndtr(a * (y - m) / s)
+
+    def exponential_beside_normal(x: Array, y: Array, m: Array, s: Array, r: Array) -> Array:
+        return np.log(r) + r * (m - y) + 0.5 * (r * s) ** 2 + special.log_ndtr((y - m) / s - r * s)
+
+    def complex_of_two(x: Any, e: Any, k: Any, root: Callable[..., Any]) -> Any:
+        return 0.7 * (e + x + k - root((e + x + k) ** 2 - 4 * e * x))
+
+    return {
+        "shifted Wald": rows(
+            x,
+            waits,
+            lambda x, y, t, k: wald(y - t, torch.ones(()), k, torch.log),
+            lambda x, y, t, k: np.where(y > t, wald(y - t, 1.0, k, np.log), -np.inf),
+            t=half_normal(1.0),
+            k=log_normal(0.5, 1.0),
+        ),
+        "ex-Gaussian by erfc": rows(
+            x,
+            times,
+            lambda x, y, m, s, r: (
+                (r / 2).log() + r / 2 * (2 * m + r * s**2 - 2 * y) + torch.erfc((m + r * s**2 - y) / (2**0.5 * s)).log()
+            ),
+            exponential_beside_normal,
+            m=normal(0.5, 0.5),
+            s=half_normal(0.5),
+            r=log_normal(1.0, 0.7),
+        ),
+        "counts without zeros": rows(
+            x,
+            ones,
+            lambda x, y, a: y * a - a.exp() - torch.lgamma(y + 1) - torch.log(1 - torch.exp(-a.exp())),
+            lambda x, y, a: y * a - np.exp(a) - special.gammaln(y + 1) - np.log(-np.expm1(-np.exp(a))),
+            a=normal(0.0, 2.0),
+        ),
+        "skew normal by the log of a share": rows(
+            x,
+            skewed,
+            lambda x, y, m, s, a: dist.Normal(m, s).log_prob(y) + torch.log(2 * torch.special.ndtr(a * (y - m) / s)),
+            skew,
+            m=normal(),
+            s=half_normal(2.0),
+            a=normal(0.0, 5.0),
+        ),
+        "hinge with a power": rows(
+            x,
+            hinge(x, 1.4, 0.8, lambda v: np.maximum(v, 0)) + 0.1 * g.normal(size=ROWS),
+            lambda x, p, c: dist.Normal(hinge(x, p, c, torch.relu), 0.1),
+            lambda x, y, p, c: _normal(y, hinge(x, p, c, lambda v: np.maximum(v, 0)), 0.1),
+            p=log_normal(0.3, 0.5),
+            c=uniform(0.0, 1.5),
+        ),
+        "trials that are not known": rows(
+            x,
+            found,
+            lambda x, y, n, p: _where(
+                y <= n,
+                torch.lgamma(n + 1)
+                - torch.lgamma(y + 1)
+                - torch.lgamma(n - y + 1)
+                + y * p.log()
+                + (n - y) * (1 - p).log(),
+            ),
+            lambda x, y, n, p: np.where(
+                y <= n,
+                special.gammaln(n + 1)
+                - special.gammaln(y + 1)
+                - special.gammaln(n - y + 1)
+                + y * np.log(p)
+                + (n - y) * np.log1p(-p),
+                -np.inf,
+            ),
+            n=log_normal(2.5, 0.5),
+            p=beta(2, 2),
+        ),
+        "hurdle by where": rows(
+            x,
+            rents,
+            lambda x, y, q, m, s: torch.where(y > 0, (1 - q).log() + dist.LogNormal(m, s).log_prob(y), q.log()),
+            lambda x, y, q, m, s: np.where(
+                y > 0, np.log1p(-q) + _normal(np.log(np.where(y > 0, y, 1.0)), m, s), np.log(q)
+            ),
+            q=beta(1, 1),
+            m=normal(),
+            s=half_normal(1.0),
+        ),
+        "limit of detection": rows(
+            x,
+            limits,
+            lambda x, y, m, s: torch.where(y > 0, dist.Normal(m, s).log_prob(y), torch.log(torch.special.ndtr(-m / s))),
+            lambda x, y, m, s: np.where(y > 0, _normal(y, m, s) - 0.9189385, special.log_ndtr(-m / s)),
+            m=normal(),
+            s=half_normal(1.0),
+        ),
+        "three steps upwards": rows(
+            step,
+            step / 4 + 0.8 * g.normal(size=ROWS),
+            lambda x, a, b, c: dist.Normal(torch.stack([a, b, c])[x.long()], 0.8),
+            lambda x, y, a, b, c: _normal(y, np.where(x == 0, a, np.where(x == 1, b, c)), 0.8),
+            lambda a, b, c: _zero((a < b) & (b < c)),
+            lambda a, b, c: (a < b) & (b < c),
+            a=normal(),
+            b=normal(),
+            c=normal(),
+        ),
+        "complex of two": rows(
+            x,
+            bound,
+            lambda x, e, k: dist.Normal(complex_of_two(x, e, k, torch.sqrt), 0.05),
+            lambda x, y, e, k: _normal(y, complex_of_two(x, e, k, np.sqrt), 0.05),
+            e=log_normal(0.0, 0.5),
+            k=half_normal(0.5),
+        ),
+    }
+
+
 KINDS: dict[str, Callable[[], dict[str, Written]]] = {
     "exposures": exposures,
     "powers": powers,
@@ -1383,6 +1520,7 @@ KINDS: dict[str, Callable[[], dict[str, Written]]] = {
     "truncation": truncation,
     "supports": supports,
     "narrowing": narrowing,
+    "mixed": mixed,
 }
 
 

@@ -31,7 +31,7 @@ from pyro_fed.audit.moments import LONG_TAIL_KURTOSIS, Moments, Quantities, judg
 from pyro_fed.audit.target import BATCHES, Target
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.limits import MIN_EFFECTIVE_DRAWS, SD_MATTERS, STANDARD_ERRORS
+from pyro_fed.conventions.limits import MIN_EFFECTIVE_DRAWS, SD_MATTERS, STANDARD_ERRORS, Limits
 from pyro_fed.density.checks.points import NUM_DRAWS
 from pyro_fed.density.problem import Problem
 from pyro_fed.ops.adaptive_importance import (
@@ -144,16 +144,24 @@ def moments_by_weights(target: Target, quantities: Quantities, draws: Tensor, sa
 
 
 def undetermined_sd_findings(
-    target: Target, quantities: Quantities, draws: Tensor, points_of: Callable[[], WeightedPoints | None]
+    target: Target,
+    quantities: Quantities,
+    draws: Tensor,
+    points_of: Callable[[], WeightedPoints | None],
+    aim: Limits | None = None,
 ) -> list[Finding]:
-    """One finding on the longest tail from which correct draws (S, D) do not determine an SD, or none."""
-    long = kurtosis(quantities(draws.double())) > LONG_TAIL_KURTOSIS
+    """One finding on the longest tail from which correct draws (S, D) do not determine an SD, or none.
+
+    With an aim also on one from which as many correct draws may miss it by chance.
+    """
+    of_draws = kurtosis(quantities(draws.double()))
+    long = of_draws > LONG_TAIL_KURTOSIS
     if not bool(long.any()):
         return []
     if infinite := _without_variance(target, draws, long):
         return [sentences.no_variance(parameter=quantities.labels[infinite[0]])]
     if (sample := points_of()) is None:
-        return []
+        return _chance_findings(torch.where(long, of_draws, 0.0), quantities, draws, aim)
     weights, points = sample.weights, quantities(target.model(sample.white))
     away = (points - weights @ points).square()
     longest = ((weights @ away.square()) / (weights @ away).square()).nan_to_num(nan=0.0, posinf=0.0)
@@ -164,10 +172,43 @@ def undetermined_sd_findings(
         & torch.tensor([_tail_shape(weights * terms) > LARGEST_PARETO_K for terms in away.T])
     )
     if not bool(undetermined.any()):
-        return []
+        # A few draws show too small a kurtosis, and so do points that do not reach a tail.
+        return _chance_findings(torch.where(long, torch.maximum(of_draws, longest), 0.0), quantities, draws, aim)
     number = int(torch.where(undetermined, longest, 0.0).argmax())
     name = quantities.labels[number]
     return [sentences.draws_do_not_tell(parameter=name, kurtosis=float(longest[number]), draws=len(draws))]
+
+
+def _chance_findings(kurtoses: Tensor, quantities: Quantities, draws: Tensor, aim: Limits | None) -> list[Finding]:
+    """One finding on the longest tail, if the SD of correct draws may miss an aim by chance, or none."""
+    number = int(kurtoses.argmax())
+    longest = float(kurtoses[number])
+    if aim is None or longest <= 1:
+        return []
+    # The log SD of n draws has the standard error sqrt((k - 1) / n) / 2.
+    error, limit = math.sqrt((longest - 1) / _worth(quantities, draws, number)) / 2, math.log(aim.sd_factor)
+    if STANDARD_ERRORS * error <= limit:
+        return []
+    needed = math.ceil((longest - 1) * (STANDARD_ERRORS / (2 * limit)) ** 2)
+    return [
+        sentences.sd_by_chance(
+            parameter=quantities.labels[number],
+            kurtosis=longest,
+            draws=len(draws),
+            log_sd_error=error,
+            needed=needed,
+            sd_factor=aim.sd_factor,
+        )
+    ]
+
+
+def _worth(quantities: Quantities, draws: Tensor, number: int) -> float:
+    """How many draws without repetitions would determine the SD of a number as well; weights repeat draws."""
+    different, repeats = draws.unique(dim=0, return_counts=True)
+    shares, values = repeats.double() / len(draws), quantities(different.double())[:, number]
+    excess = (values - shares @ values).square()
+    excess = excess - shares @ excess
+    return float((shares @ excess.square()) / (shares.square() @ excess.square()))
 
 
 def _without_variance(target: Target, draws: Tensor, long: Tensor) -> list[int]:

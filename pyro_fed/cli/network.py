@@ -17,7 +17,7 @@ from pyro_fed.cli.process import write_result
 @options.model
 @click.argument("recipe_name", metavar="[RECIPE]", default="p2p_vi")
 @click.option("--name", required=True, help="This agent's name in the peers file.")
-@options.rows_file
+@options.agent_data
 @options.peers
 @options.certificates
 @options.policy

@@ -36,11 +36,8 @@ def node() -> None:
     show_default=True,
     help="The site's rules, in its own folder, into which the approval is written.",
 )
-@options.path_option(
-    "--rows",
-    "rows_path",
-    metavar="FILE",
-    text="The site's rows, as for `pyro-fed agent`, for the numbers that will leave; default: the model's load_data().",
+@options.data_file(
+    "The site's rows, as for `pyro-fed agent`, for the numbers that will leave; default: the model's load_data()."
 )
 @click.option("--yes", is_flag=True, help="Approve without asking.")
 def approve(model: str, recipes: tuple[str, ...], policy_path: Path, rows_path: Path | None, yes: bool) -> None:
@@ -87,7 +84,7 @@ def _leaving(module: Any, loaded: list[Any], gate: Gate, rows_path: Path | None)
 
     rows = _own_rows(module, rows_path)
     if rows is None:
-        yield "without rows, the numbers in a message are not known: pass --rows"
+        yield "without rows, the numbers in a message are not known: pass --data"
         return
     nested = getattr(module, "ROWS", None)
     dtype = flatten(module.model, rows, None).floating_dtype()
@@ -159,13 +156,7 @@ def report(ledger: Path, out: Path, head: str | None) -> None:
 @node.command(context_settings={"ignore_unknown_options": True})
 @click.option("--name", required=True, help="This client's name.")
 @options.path_option("--policy", "policy_path", metavar="FILE", required=True, text="policy.toml.")
-@options.path_option(
-    "--rows",
-    "rows_path",
-    metavar="FILE",
-    required=True,
-    text="This site's own Python file with load_rows(model, node_config).",
-)
+@options.data_file("This site's own Python file with load_rows(model, node_config).", required=True)
 @click.argument("given", metavar="[ARGUMENTS OF flower-supernode]...", nargs=-1, type=click.UNPROCESSED)
 def flower(name: str, policy_path: Path, rows_path: Path, given: tuple[str, ...]) -> None:
     """Start a SuperNode of Flower that runs what this site has approved, and no code from the network."""

@@ -8,6 +8,7 @@ decorators; `federation` is the group of options that make the clients. Nothing 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from click.shell_completion import CompletionItem
 
 from pyro_fed.conventions.names import DEFAULT_CLIENTS
 from pyro_fed.conventions.output import PAGE_ENDINGS, check_writable
+from pyro_fed.conventions.version import REMOVED_IN
 from pyro_fed.errors import SettingError
 
 if TYPE_CHECKING:
@@ -234,15 +236,40 @@ def federation(command: Command) -> Command:
     return command
 
 
+class _DataFile(click.Option):
+    """The option `--data`, whose value may also be given by its old name `--rows`."""
+
+    OLD = "old_rows"
+
+    def consume_value(self, ctx: click.Context, opts: Any) -> Any:
+        """The value of either name; a FutureWarning, which is for users, on the old one."""
+        old = opts.get(self.OLD)
+        if old is not None:
+            said = f"--rows is --data now; version {REMOVED_IN} takes it under that name alone: --data {old}"
+            warnings.warn(said, FutureWarning, stacklevel=1)
+            opts = {self.name: old, **opts}
+        return super().consume_value(ctx, opts)
+
+
+def data_file(text: str, required: bool = False) -> Callable[[Command], Command]:
+    """The option `--data`, a site's rows, as `rows_path`; `--rows`, its old name, is hidden."""
+
+    def decorate(command: Command) -> Command:
+        kind = click.Path(path_type=Path)
+        old = click.option("--rows", _DataFile.OLD, type=kind, hidden=True, expose_value=False)
+        own = click.option(
+            "--data", "rows_path", metavar="FILE", cls=_DataFile, required=required, type=kind, help=text
+        )
+        return own(old(command))
+
+    return decorate
+
+
 # -- A site's own files -------------------------------------------------------------------------------------------
 
 folder = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-rows_file = path_option(
-    "--rows",
-    "rows_path",
-    metavar="FILE",
-    required=True,
-    text="This agent's rows: a .npz file of arrays named like the model's arguments, or a .py file with load_rows().",
+agent_data = data_file(
+    "This agent's rows: a .npz or .csv file with the model's arguments, or a .py file with load_rows().", required=True
 )
 policy = path_option(
     "--policy",

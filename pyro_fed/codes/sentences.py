@@ -629,6 +629,24 @@ def draws_do_not_tell(parameter: str, kurtosis: float, draws: int, cures: Cures 
 
 
 @note(Topic.MOMENTS)
+def sd_by_chance(
+    parameter: str,
+    kurtosis: float,
+    draws: int,
+    log_sd_error: float,
+    needed: int,
+    sd_factor: float,
+    cures: Cures = (QUANTILES,),
+) -> str:
+    return (
+        f"{draws:,} draws determine the SD of {quote_name(parameter)} to {100 * log_sd_error:.0f} % (one standard "
+        f"error), even if all draws are right, since the posterior's tail is long (a kurtosis of {kurtosis:.2g}): "
+        f"chance may miss the aim, a factor of {sd_factor:g}. About {int(float(f'{needed:.1e}')):,} independent draws "
+        f"would meet it (num_draws). {cures[0]}"
+    )
+
+
+@note(Topic.MOMENTS)
 def evidence_not_known(error: float, pareto_k: float) -> str:
     many = f"its standard error is {error:.2g} nats" if math.isfinite(error) else "its weights have no mean"
     return (

@@ -14,7 +14,7 @@ import pandas as pd
 from pyro_fed.errors import DataError
 
 
-def load_rows(path: Path, model: Callable[..., Any], *given: Any, option: str = "--rows") -> tuple[Any, ...]:
+def load_rows(path: Path, model: Callable[..., Any], *given: Any, option: str = "--data") -> tuple[Any, ...]:
     """The model's positional arguments with one site's rows.
 
     Args:

@@ -342,7 +342,7 @@ def long_tails(judged: CheckInputs) -> list[Finding]:
     seen, flat = judged.evidence, judged.draws.flatten(0, 1)
     near, tails = seen.few_rows_target, list[Finding]()
     if near is not None:
-        tails = undetermined_sd_findings(near, seen.quantities, flat, lambda: seen.weighted_points)
+        tails = undetermined_sd_findings(near, seen.quantities, flat, lambda: seen.weighted_points, judged.aim)
     return [*tails, *angle_notes(seen), *infinite_variance_findings(judged.problem, flat)]
 
 

@@ -14,6 +14,7 @@ from pyro_fed.audit import undetermined_sd_findings
 from pyro_fed.audit.moments import Moments, Quantities, wrong_moments
 from pyro_fed.audit.target import Target
 from pyro_fed.audit.weighted_points import moments_by_weights, moments_of_weighted_points, sample_weighted_points
+from pyro_fed.conventions.limits import Limits
 from tests.helpers.evidence import evidence_of
 
 
@@ -289,6 +290,45 @@ def test_a_latent_without_a_variance_is_told_by_its_density(prior, none):
     evidence = evidence_of(beside_a_mean(prior), (torch.zeros(4, dtype=torch.float64),), draws)
     said = undetermined_sd_findings(evidence.target, evidence.quantities, draws, lambda: None)
     assert [one.text.startswith("'z' has no variance") for one in said] == [True] * none
+
+
+def long_tail_beside_a_mean(y):
+    mu = pyro.sample("mu", dist.Normal(y.new_tensor(0.0), 5.0))
+    pyro.sample("w", dist.Weibull(y.new_tensor(1.0), y.new_tensor(0.6)))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(mu.expand(len(y)), 1.0), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("count", "repeats", "aim", "said"),
+    [
+        (4_000, 1, Limits(0.1, 1.1), True),
+        (4_000, 1, None, False),
+        (4_000, 1, Limits(0.1, 1.5), False),
+        (40_000, 1, Limits(0.1, 1.1), False),
+        (4_000, 10, Limits(0.1, 1.1), True),
+    ],
+    ids=["few", "no aim", "coarse aim", "many", "repeated"],
+)
+def test_an_sd_that_exact_draws_may_miss_by_chance_is_noted(count, repeats, aim, said):
+    """Weibull(0.6) has a kurtosis of 27.6, by its moments: the SD of n exact draws errs by sqrt(26.6 / n) / 2."""
+    moment = [math.gamma(1 + n / 0.6) for n in range(5)]
+    m, square = moment[1], moment[2] - moment[1] ** 2
+    exact = (moment[4] - 4 * m * moment[3] + 6 * m**2 * moment[2] - 3 * m**4) / square**2
+    random = np.random.default_rng(0)
+    w = random.weibull(0.6, count)
+    draws = np.stack([0.5 * random.normal(size=count), np.log(w)], 1).repeat(repeats, 0)
+    evidence = evidence_of(long_tail_beside_a_mean, (torch.zeros(4, dtype=torch.float64),), torch.from_numpy(draws))
+    findings = undetermined_sd_findings(
+        evidence.target, evidence.quantities, torch.from_numpy(draws), lambda: None, aim
+    )
+    assert [one.code for one in findings] == ["sd_by_chance"] * said
+    if said:
+        assert findings[0].figures["kurtosis"] == pytest.approx(exact, rel=0.3)
+        error = math.sqrt((exact - 1) / count) / 2
+        assert findings[0].figures["log_sd_error"] == pytest.approx(error, rel=0.2)
+        sds = np.log(random.weibull(0.6, (2000, count)).std(1))
+        assert sds.std() == pytest.approx(error, rel=0.1)
 
 
 def horseshoe(y):

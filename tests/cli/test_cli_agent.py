@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
     [
         ({"--name": "east"}, "the peers file has no agent 'east'; it has north, south"),
         ({"--peers": "none.toml"}, "there is no such file"),
-        ({"--rows": "other.npz"}, "has arrays ['x', 'z'], and the model's arguments are ['x', 'y']"),
+        ({"--data": "other.npz"}, "has arrays ['x', 'z'], and the model's arguments are ['x', 'y']"),
         ({"--certificates": "nowhere"}, "expected north.key, north.crt and ca.crt"),
         ({"--patience": "0"}, "LinkSettings: patience must be positive"),
         ({"--seed": "-1"}, "-1 is not in the range"),
@@ -38,13 +38,27 @@ def folder(tmp_path_factory):
 )
 def test_a_mistake_gets_one_line_and_exit_code_2(folder, monkeypatch, changed, said):
     monkeypatch.chdir(folder)
-    options = {"--name": "north", "--rows": "rows.npz", "--peers": "peers.toml", "--certificates": "."} | changed
+    options = {"--name": "north", "--data": "rows.npz", "--peers": "peers.toml", "--certificates": "."} | changed
     recipe = options.pop("recipe", "p2p_vi")
     result = call(
         "agent", "logistic_regression", recipe, "--quiet", *(word for pair in options.items() for word in pair)
     )
     assert result.exit_code == 2
     assert said in result.stderr.splitlines()[-1]
+
+
+@pytest.mark.filterwarnings("default:--rows is --data now:FutureWarning")  # as for a user
+def test_a_data_file_may_be_given_by_its_old_name(folder, monkeypatch):
+    """`--rows` is read as `--data`, with a word on it, and help and errors know only the new name."""
+    monkeypatch.chdir(folder)
+    given = ("agent", "logistic_regression", "--name", "north", "--peers", "peers.toml", "--certificates", ".")
+    result = call(*given, "--quiet", "--rows", "other.npz")
+    assert "--rows is --data now" in result.stderr
+    assert result.exit_code == 2 and "--data other.npz has arrays ['x', 'z']" in result.stderr.splitlines()[-1]
+    missing = call(*given)
+    assert missing.exit_code == 2 and "Missing option '--data'" in missing.stderr.splitlines()[-1]
+    shown = call("agent", "--help").stdout
+    assert "--data FILE" in shown and "--rows" not in shown
 
 
 @pytest.mark.parametrize("name", ["", "é", "a" * 64, "a.b", "../a", "ca", "CA", "North"])

@@ -386,6 +386,7 @@ def test_probabilities_that_may_be_negative_are_named_and_walls():
         assert bool((abs(found[name].std(("chain", "draw")) / sd - 1) < 0.25).all())
 
 
+@pytest.mark.filterwarnings("ignore:1,000 draws determine the SD of 'spread'")  # a kurtosis of 9.3: rightly said
 def test_counts_without_overdispersion_are_right():
     """1 / sqrt(concentration) goes to 0: the edge is where the counts are Poisson."""
     y = torch.from_numpy(np.random.default_rng(7).poisson(1000, 300)).double()

@@ -117,7 +117,7 @@ VALID = [
     ("show", "fedep"),
     ("list",),
     ("bench", "--cases", "gaussian_mean", "--partitions", "iid/2", "--algorithms", "r.toml", "--minutes", "0", "-q"),
-    ("agent", "m.py", "r.toml", "--name", "a", "--rows", "y.npz", "--peers", "p.toml", "--certificates", "k"),
+    ("agent", "m.py", "r.toml", "--name", "a", "--data", "y.npz", "--peers", "p.toml", "--certificates", "k"),
     ("certificates", "k", "a", "b", "--days", "3"),
     ("doctor", "--help"),
     ("flower", "new", "app", "--model", "m.py", "--recipe", "r.toml"),

@@ -104,7 +104,7 @@ def start(
     folder: Path, name: str, *more: str, run: str = "first", certificates: str = "certificates"
 ) -> subprocess.Popen[bytes]:
     """One agent's process; its output goes to RUN-NAME.log."""
-    words = ["agent", MODEL, "--name", name, "--rows", f"{folder / name}.npz", "--peers", str(folder / "peers.toml")]
+    words = ["agent", MODEL, "--name", name, "--data", f"{folder / name}.npz", "--peers", str(folder / "peers.toml")]
     words += ["--certificates", str(folder / certificates), "--checkpoint", str(folder / f"{run}-{name}"), "--quiet"]
     words += ["--out", str(folder / f"{name}.nc"), *(more if "--seed" in more else (*more, "--seed", str(SEED)))]
     log = (folder / f"{run}-{name}.log").open("ab")

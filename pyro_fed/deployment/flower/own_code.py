@@ -49,7 +49,7 @@ def node_command(
     if not approval.has_approval(place):
         raise SettingError(f"{place} has no approval: run pyro-fed node approve MODEL RECIPE --policy {policy}")
     if rows.suffix != ".py" or not rows.is_file():
-        raise SettingError(f"--rows {rows}: expected a Python file with load_rows(model, node_config)")
+        raise SettingError(f"--data {rows}: expected a Python file with load_rows(model, node_config)")
     if taken := [one for one in given if one.split("=")[0] in REFUSED]:
         raise SettingError(f"{', '.join(taken)}: pyro-fed node flower does not take this argument: leave it out")
     script = folder / COMMAND

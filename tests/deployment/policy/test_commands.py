@@ -48,7 +48,7 @@ def asked(place, *more, answer="y\n", recipe="fedep"):
 
 @pytest.mark.filterwarnings("ignore")
 def test_an_approval_says_what_will_leave_and_is_written_once_it_is_given(place):
-    said = asked(place, "--rows", str(place / "rows.npz"), answer="n\n")
+    said = asked(place, "--data", str(place / "rows.npz"), answer="n\n")
     assert said.exit_code == 1 and not (place / "site" / "approved").exists()
     text = " ".join(said.output.split())
     assert "update, FedLaplace, up to 100 times" in text and "update, FedEP, up to" in text
@@ -59,7 +59,7 @@ def test_an_approval_says_what_will_leave_and_is_written_once_it_is_given(place)
     )
     assert re.search(r"update, FedEP[^;]*; \d numbers \([^)]*\), 0.1\d* for each row; may leave", text)
     assert "at most 9 updates and answers to questions leave in all" in text
-    said = asked(place, "--rows", str(place / "rows.npz"))
+    said = asked(place, "--data", str(place / "rows.npz"))
     assert said.exit_code == 0, said.output
     written = json.loads((place / "site" / "approved" / "approval.json").read_text())
     assert written["hash"] in said.output and written["version"] and written["policy"]["min_rows"] == "20"
@@ -72,7 +72,7 @@ def test_an_approval_says_what_will_leave_and_is_written_once_it_is_given(place)
 def test_without_rows_the_numbers_are_not_known(place):
     said = asked(place, "--yes")
     text = " ".join(said.output.split())
-    assert said.exit_code == 0 and "the numbers in a message are not known: pass --rows" in text
+    assert said.exit_code == 0 and "the numbers in a message are not known: pass --data" in text
     nowhere = CliRunner().invoke(main, ["node", "approve", str(place / "line.py"), "fedep", "--policy", "no.toml"])
     assert nowhere.exit_code == 2 and "expected the path of a file policy.toml" in nowhere.output
 
@@ -81,7 +81,7 @@ def test_an_agent_runs_nothing_but_what_its_site_has_approved(place):
     assert asked(place, "--yes", recipe="p2p_vi").exit_code == 0
     (place / "peers.toml").write_text('graph = "complete"\n[agents.a]\naddress = "127.0.0.1:1"\n[agents.b]\naddress = '
                                       '"127.0.0.1:2"\n')  # fmt: skip
-    given = ["agent", str(place / "line.py"), "p2p_vi", "--name", "a", "--rows", str(place / "rows.npz"), "--peers",
+    given = ["agent", str(place / "line.py"), "p2p_vi", "--name", "a", "--data", str(place / "rows.npz"), "--peers",
              str(place / "peers.toml"), "--certificates", str(place), "--policy",
              str(place / "site" / "policy.toml")]  # fmt: skip
     changed = CliRunner().invoke(main, [*given, "--set", "gossip_tolerance=0.5"])
