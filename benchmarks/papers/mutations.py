@@ -187,7 +187,7 @@ EQUATIONS = (
         (f"{EP}test_recursion.py", "-k", "partitioned"),
         (
             (f"{TILTED}newton.py:Newton.infer", "q_hat.quotient(received.cavity)", "q_hat.quotient(received.q)"),
-            (f"{TILTED}newton.py:Newton._climbed", ".product(received.cavity)", ".product(received.q)"),
+            (f"{TILTED}newton.py:Newton._free_energy_ascent", ".product(received.cavity)", ".product(received.q)"),
             (f"{EP}expectation_propagation.py:EP.cavity", ".quotient(site)", ""),
         ),
     ),
@@ -266,8 +266,8 @@ EQUATIONS = (
         "Guo et al., Algorithm 2: SG-MCMC, a sample an epoch",
         (f"{EP}test_published_forms.py", "-k", "epoch"),
         (
-            (f"{TILTED}chain.py:Chain._step", "+ eta -", "- eta -"),
-            (f"{TILTED}chain.py:Chain._step", "1.0 / num_rows", "2.0 / num_rows"),
+            (f"{TILTED}chain.py:Chain._step", "+ const.eta -", "- const.eta -"),
+            (f"{TILTED}chain.py:Chain._step", "1.0 / const.num_rows", "2.0 / const.num_rows"),
             (f"{TILTED}chain.py:Chain._step", "self.momentum) * velocity", "self.momentum) ** 2 * velocity"),
             (f"{TILTED}chain.py:Chain._ends", "length - 1", "length - 2"),
         ),
