@@ -119,7 +119,7 @@ EQUATIONS = (
         (
             ("infer/papers/svgd.py:PaperSVGD._scores", "self.temperature", "1.0"),
             ("infer/papers/svgd.py:PaperSVGD._scores", "log_joint(z, batch, self.temperature)", "log_lik(z, batch)"),
-            (f"{PARTICLES}ParticleAlgorithm.move", "particles + pace", "particles - pace"),
+            (f"{PARTICLES}ParticleAlgorithm.move", "particles + step_factor", "particles - step_factor"),
             (
                 "infer/papers/svgd.py:PaperSVGD.local_step",
                 "entries_as(AdaGradState, local)",
@@ -400,7 +400,7 @@ EQUATIONS = (
         (
             (f"{AVERAGED}AveragedLangevin.clients_noise", "rsqrt()", "sqrt()"),
             (
-                f"{AVERAGED}AveragedLangevin.visit_weights",
+                f"{AVERAGED}AveragedLangevin.chain_shares",
                 "f / f.sum(-1, keepdim=True)",
                 "f / f.sum(-1, keepdim=True) * 0 + 1 / f.shape[-1]",
             ),

@@ -102,8 +102,8 @@ class TiltedInference(Variant):
     what: ClassVar[str] = "tilted inference"
     door: ClassVar[str] = "pf.infer.tilted"
 
-    #: Whether it uses gradients only, for networks. Agents then start from averaging. The prior's expectations are first
-    #: computed at a few points, which suffice for a Gaussian prior.
+    #: Whether it uses gradients only, for networks. Agents then start from averaging. The prior's expectations are
+    #: first computed at a few points, which suffice for a Gaussian prior.
     by_gradients: ClassVar[bool] = False
     #: Whether it minimises the client's free energy, KL(q̂ ‖ p_k q_-k).
     minimises_free_energy: ClassVar[bool] = False

@@ -11,15 +11,15 @@ as at `FedEP`'s server (`ascent`). The objective is
 
     -KL(q̂ ‖ p_k q_-k) = E_q̂[log p_k] + E_q̂[log q_-k] + H(q̂) + const
 
-If q is as wide as the prior, its points are far from the mass of the tilted density. `begin="mode"` starts each client's
-steps at its Laplace approximation. This is also the inference "laplace",
+If q is as wide as the prior, its points are far from the mass of the tilted density. `begin="mode"` starts each
+client's steps at its Laplace approximation. This is also the inference "laplace",
 
     θ̂ = arg max log p_k(θ) + log q_-k(θ),    q̂ = N(θ̂, (Λ_lik(θ̂) + Λ_-k)⁻¹)                 Guo et al., Eq. (4)
 
-by Newton steps with a line search, as in `fedlaplace`. With Hessians of a small enough model the curvature is full, even
-for a diagonal q: q̂ is then projected to its mean and variances as in EP (KL(p ‖ q)), which is exact for Gaussian
-clients. Otherwise the curvature has the structure of q; the algorithm's `curvature` determines its kind, of which the
-paper uses the Fisher information.
+by Newton steps with a line search, as in `fedlaplace`. Hessians of a small enough model are full even for a diagonal q:
+q̂ is then projected to its mean and variances as in EP (KL(p ‖ q)), which is exact for Gaussian clients. Otherwise the
+curvature has the structure of q. Its kind is the algorithm's `curvature`; the paper's is the diagonal Fisher
+information.
 """
 
 from __future__ import annotations
