@@ -27,8 +27,8 @@ from pyro_fed.ops.memory import count_in_memory
 #: Largest number of coordinates that are judged; of more, evenly spaced ones are.
 JUDGED_COORDINATES = 2000
 #: R-hat and ESS are computed again after 25 % more draws, or near the predicted end of a run that has a number of
-#: effective draws as its target. Few effective draws predict it badly, so that the growth of the draws has limits; it is
-#: a factor of two while the end is at more than four times as many draws.
+#: effective draws as its target. Few effective draws predict it badly, so that the growth of the draws has limits; it
+#: is a factor of two while the end is at more than four times as many draws.
 JUDGING_GROWTH = 1.25
 FORECAST_GROWTH = (1.05, 1.5)
 DISTANT_END_FACTOR, DISTANT_END_GROWTH = 4.0, 2.0

@@ -37,7 +37,7 @@ from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.dsgld import VisitingLangevin
 from pyro_fed.infer.langevin.gradients import conducive_gradients
 from pyro_fed.infer.langevin.visits import Beginning, ClientState
-from pyro_fed.infer.surrogates.surrogates import one_each
+from pyro_fed.infer.surrogates.surrogates import require_one_per_client
 
 
 @explains_unknown
@@ -224,7 +224,9 @@ class ConduciveVisits(VisitingLangevin):
         if begin.gaussians is None or self.conducive is None:
             return clients
         sites, target = begin.gaussians
-        pull = conducive_gradients(one_each(sites, len(visit_share)), visit_share, begin.anchor, self.conducive.alpha)
+        pull = conducive_gradients(
+            require_one_per_client(sites, len(visit_share)), visit_share, begin.anchor, self.conducive.alpha
+        )
         clients = clients._replace(pull=pull.value, pull_slope=pull.slope)
         if self.conducive.trust is None:
             return clients
