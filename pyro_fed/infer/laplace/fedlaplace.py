@@ -85,9 +85,9 @@ def limited_values(
     """Values on a line (K, L), limited by the clients' sites and the cohort's departures, and their sum at `point`.
 
     Sites are quadratic, so that honest values depart from them by terms of third order, of similar size per row.
-    Departures beyond `pull` SDs of the cohort's are limited. The SDs are per row, but a limit grows only with the root of
-    a client's rows, as many as it claims: an honest client with many rows may be limited. Levels cannot be checked and
-    are set to the median.
+    Departures beyond `pull` SDs of the cohort's are limited. The SDs are per row, but a limit grows only with the root
+    of the rows that a client claims: an honest client with many rows may be limited. Levels cannot be checked and are
+    set to the median.
     `line` (L + 1, D) has the differences of the line's points, and last of the current point, from `point`.
     """
     score, zero = sites.score(point.expand_as(sites.eta)), torch.zeros_like(sites.eta)
