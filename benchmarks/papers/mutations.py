@@ -430,7 +430,11 @@ EQUATIONS = (
         "Wang et al., Eq. (3): the local update",
         ("infer/peers/test_p2p_exact.py", "-k", "equation_3"),
         (
-            ("infer/peers/p2p_vi.py:P2PVI._tilted_step", "change**weight, can_backtrack", "change ** (2 * weight), can_backtrack"),
+            (
+                "infer/peers/p2p_vi.py:P2PVI._tilted_step",
+                "change**weight, can_backtrack",
+                "change ** (2 * weight), can_backtrack",
+            ),
             (
                 "infer/peers/p2p_vi.py:P2PVI.weight",
                 'self.weighting == "exact"',
