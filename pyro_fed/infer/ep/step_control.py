@@ -55,8 +55,8 @@ class StepControl(Settings):
     The settings are for `client=pf.infer.tilted.Newton()` without an optimiser.
 
     Args:
-        memory: rounds in the history of the acceleration, at least 2, or 0 for no acceleration and no comparison with
-            the last step; None takes 4 for a full covariance and 20 for a diagonal one.
+        memory: rounds in the history of the acceleration, at least 2, or 0 for neither acceleration nor Aitken's rule;
+            None takes 4 for a full covariance and 20 for a diagonal one.
         longest_step: longest step of the acceleration, in lengths of the undamped step; None takes 5 for a full
             covariance and 10,000 for a diagonal one.
         growth: the acceleration of a full covariance restarts if a step is this many times longer than one in its
