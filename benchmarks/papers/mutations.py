@@ -119,7 +119,7 @@ EQUATIONS = (
         (
             ("infer/papers/svgd.py:PaperSVGD._scores", "self.temperature", "1.0"),
             ("infer/papers/svgd.py:PaperSVGD._scores", "log_joint(z, batch, self.temperature)", "log_lik(z, batch)"),
-            (f"{PARTICLES}ParticleAlgorithm.move", "particles + pace", "particles - pace"),
+            (f"{PARTICLES}ParticleAlgorithm.move", "particles + step_factor", "particles - step_factor"),
             (
                 "infer/papers/svgd.py:PaperSVGD.local_step",
                 "entries_as(AdaGradState, local)",
@@ -187,7 +187,7 @@ EQUATIONS = (
         (f"{EP}test_recursion.py", "-k", "partitioned"),
         (
             (f"{TILTED}newton.py:Newton.infer", "q_hat.quotient(received.cavity)", "q_hat.quotient(received.q)"),
-            (f"{TILTED}newton.py:Newton._climbed", ".product(received.cavity)", ".product(received.q)"),
+            (f"{TILTED}newton.py:Newton._free_energy_ascent", ".product(received.cavity)", ".product(received.q)"),
             (f"{EP}expectation_propagation.py:EP.cavity", ".quotient(site)", ""),
         ),
     ),
@@ -266,8 +266,8 @@ EQUATIONS = (
         "Guo et al., Algorithm 2: SG-MCMC, a sample an epoch",
         (f"{EP}test_published_forms.py", "-k", "epoch"),
         (
-            (f"{TILTED}chain.py:Chain._step", "+ eta -", "- eta -"),
-            (f"{TILTED}chain.py:Chain._step", "1.0 / num_rows", "2.0 / num_rows"),
+            (f"{TILTED}chain.py:Chain._step", "+ const.eta -", "- const.eta -"),
+            (f"{TILTED}chain.py:Chain._step", "1.0 / const.num_rows", "2.0 / const.num_rows"),
             (f"{TILTED}chain.py:Chain._step", "self.momentum) * velocity", "self.momentum) ** 2 * velocity"),
             (f"{TILTED}chain.py:Chain._ends", "length - 1", "length - 2"),
         ),
@@ -400,7 +400,7 @@ EQUATIONS = (
         (
             (f"{AVERAGED}AveragedLangevin.clients_noise", "rsqrt()", "sqrt()"),
             (
-                f"{AVERAGED}AveragedLangevin.visit_weights",
+                f"{AVERAGED}AveragedLangevin.chain_shares",
                 "f / f.sum(-1, keepdim=True)",
                 "f / f.sum(-1, keepdim=True) * 0 + 1 / f.shape[-1]",
             ),
@@ -430,7 +430,11 @@ EQUATIONS = (
         "Wang et al., Eq. (3): the local update",
         ("infer/peers/test_p2p_exact.py", "-k", "equation_3"),
         (
-            ("infer/peers/p2p_vi.py:P2PVI._tilted_step", "change**weight, proper", "change ** (2 * weight), proper"),
+            (
+                "infer/peers/p2p_vi.py:P2PVI._tilted_step",
+                "change**weight, can_backtrack",
+                "change ** (2 * weight), can_backtrack",
+            ),
             (
                 "infer/peers/p2p_vi.py:P2PVI.weight",
                 'self.weighting == "exact"',

@@ -60,7 +60,7 @@ def accurate(algorithm, fed, noise, dense):
     matrix = torch.eye(dim) if dense else torch.ones(dim)
     const = {"mean": torch.zeros(1, dim), "factor": matrix[None], "precision": matrix[None].clone()}
     const |= {"tilt": torch.zeros(1, PARTICLES, dim), "eta": torch.zeros(1, dim)}
-    const |= {"own_weight": torch.ones(1), "pace": torch.ones(1)}
+    const |= {"own_weight": torch.ones(1), "step_factor": torch.ones(1)}
     rows, dims = with_batches(fed.client_data(), algorithm.batch_size)
     white = torch.randn(1, PARTICLES, dim, generator=torch.Generator().manual_seed(0))
     carry = (white, AdaGradState(torch.zeros_like(white), torch.zeros(1)))

@@ -19,9 +19,9 @@ Anderson's rule is GMRES, which removes both.
 posterior under q) may overstep for ever. Here x is the mean alone, and the norm is ‖·‖_P: for a Gaussian posterior the
 rule is a Krylov method.
 
-If a move is `growth` times longer than the shortest one in the history, its point was a bad extrapolation: earlier
-rounds are dropped. The extrapolation is at most `longest` times as long as the undamped move, and is shortened if the
-precision would not be positive definite.
+If a move of full precisions is `growth` times longer than the shortest one in the history, its point was a bad
+extrapolation: earlier rounds are dropped. The extrapolation is at most `longest` times as long as the undamped move,
+and is shortened if the precision would not be positive definite.
 """
 
 from __future__ import annotations

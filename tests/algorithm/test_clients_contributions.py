@@ -113,7 +113,7 @@ def test_a_private_run_has_steps_that_do_not_depend_on_those_before(algorithm):
     assert type(form) is type(algorithm) and form.contributions().form_for(PRIVATE) == form
     assert algorithm.contributions().form_for(None) is algorithm
     assert algorithm.contributions().form_for(BOUNDED) is algorithm
-    assert form.step_control == algorithm.step_control.evenly() or form == algorithm
+    assert form.step_control == algorithm.step_control.without_acceleration() or form == algorithm
 
 
 def test_forms_that_a_combination_asks_for():

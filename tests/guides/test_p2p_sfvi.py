@@ -128,7 +128,7 @@ def test_agents_track_the_sum_of_scores_that_consensus_reaches_in_no_round():
         messages, local, _ = algorithm.local_step(problem, shared, local, data, ())
         shared |= algorithm.combine(shared, messages, halves)
     expected = clients_likelihood_scores(problem, shared["points"], data).sum(0).flatten()
-    torch.testing.assert_close(shared["delta"], expected.expand(3, -1), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(shared["tracked"], expected.expand(3, -1), rtol=1e-9, atol=1e-9)
 
 
 def encoder(sd, y=None):

@@ -65,7 +65,7 @@ def test_another_start_gives_the_same_constant_and_moments(target):
     defence, generated = Defence(0.0), generator()
     cases = [
         (1.5 * standard(), lambda z: (to_gaussian(target)(z), wide(z))),
-        (defence.draws(standard(), generated), defence.ends(to_gaussian(target))),
+        (defence.draws(standard(), generated), defence.log_densities(to_gaussian(target))),
     ]
     mean, covariance = target.moments()
     for white, ends in cases:
@@ -100,7 +100,7 @@ def test_a_share_of_the_levels_is_enough_where_its_weights_say_so(target, levels
 def test_the_wide_shares_log_ratio_has_its_own_gradient():
     z = standard()[:50].requires_grad_()
     none = torch.zeros(50, dtype=torch.float64), torch.zeros_like(z)
-    value, slope = Defence(0.0).ends(lambda _: none)(z)[1]
+    value, slope = Defence(0.0).log_densities(lambda _: none)(z)[1]
     torch.testing.assert_close(torch.autograd.grad(value.sum(), z)[0], slope)
 
 

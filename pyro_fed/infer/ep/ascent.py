@@ -14,10 +14,11 @@ leaves a Gaussian within the radius. The SDs of a network's start are also halve
 `MAX_FALL_PER_PARAMETER` below that of the mode. Along some directions a network's likelihood is flat at the mode and
 falls steeply nearby, so that the Laplace approximation is much wider than the posterior mass.
 
-A run ends at its best q without convergence in two cases. Steps are "in vain" after `MAX_RETURNS` returns to one best q
-without a shorter radius: the maximum of L at the round's points is not where the expected Hessians predict it, which
-happens with networks. Progress is "slow" if L has risen by less than `MIN_RISE_PER_ROW` nats per row in
-`RECENT_ROUNDS`: a network's bound may rise along ridges without end while its predictions stay the same.
+A run ends at its best q without convergence in two cases. Steps are "in vain" after `MAX_RETURNS` returns to the same
+best q, unless the radius keeps shrinking below half of its smallest value: the maximum of L at the round's points is
+not where the expected Hessians predict it, which happens with networks. Progress is "slow" if L has risen by less than
+`MIN_RISE_PER_ROW` nats per row in `RECENT_ROUNDS`: a network's bound may rise along ridges without end while its
+predictions stay the same.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ from pyro_fed.ops.backtrack import HALVINGS, halved
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Entries of the server's state that are infinite while unknown or unbounded.
-UNKNOWN = frozenset({"best_value", "radius", "prior_value", "level", "returned_to", "return_radius", "recent_bests"})
+UNKNOWN = frozenset(
+    {"best_value", "radius", "prior_value", "mode_log_density", "returned_to", "return_radius", "recent_bests"}
+)
 #: Factors of the radius after a rejected step (of its length) and after an accepted one (Nocedal & Wright 2006,
 #: Algorithm 4.1).
 RADIUS_SHRINKAGE, RADIUS_GROWTH = 0.25, 2.0
@@ -65,26 +68,26 @@ class Climb:
     """The server's record of the lower bounds L of past rounds; scalars, except for Gaussians and `recent_bests`."""
 
     best: Gaussian  # the q of the largest bound
-    onward: Gaussian  # the change of natural parameters that the clients proposed there
+    best_change: Gaussian  # the change of natural parameters that the clients proposed there
     best_value: Tensor  # the largest bound; -inf before the first
     radius: Tensor  # no step moves a mean or a log SD by more SDs than this
     narrowed: Tensor  # number of halvings of a start's SDs
-    level: Tensor  # the log density at the mode where a network starts; -inf if unknown
+    mode_log_density: Tensor  # the log density at the mode where a network starts; -inf if unknown
     returns: Tensor  # number of consecutive returns to one best q
     returned_to: Tensor  # the bound at this q
     return_radius: Tensor  # the shortest radius of these returns
     recent_bests: Tensor  # the best bound after each of the last `RECENT_ROUNDS`
-    enough: Tensor  # smallest sufficient rise of `recent_bests`, in nats
-    slow: Tensor  # 1 if `recent_bests` has risen by less than `enough`
+    min_rise: Tensor  # smallest sufficient rise of `recent_bests`, in nats
+    slow: Tensor  # 1 if `recent_bests` has risen by less than `min_rise`
 
     def with_bound(self, bound: Tensor) -> Self:
         """The record with this round's bound in `recent_bests`, and with `slow` computed from them."""
         best = torch.where(bound > self.best_value, bound, self.best_value)  # a NaN bound is ignored
-        slow = best - self.recent_bests[0] < self.enough  # the rise is infinite in the first `RECENT_ROUNDS`
+        slow = best - self.recent_bests[0] < self.min_rise  # the rise is infinite in the first `RECENT_ROUNDS`
         return replace(self, recent_bests=torch.cat([self.recent_bests[1:], best[None]]), slow=slow.to(best))
 
-    def after_rejection(self, q: Gaussian, bound: Tensor, fall: float) -> tuple[Gaussian, Self] | None:
-        """The q that replaces a rejected q with bound L(q), and the new record; None if q is accepted."""
+    def replacement(self, q: Gaussian, bound: Tensor, fall: float) -> tuple[Gaussian, Self] | None:
+        """The q that replaces q with bound L(q), and the new record; None to accept it. It also ends a slow run."""
         if bool(self.slow):
             return (q if bool(bound > self.best_value) else self.best), self
         if not bool(self.best_value.isfinite()):
@@ -95,13 +98,13 @@ class Climb:
         if bool(length < SAME_BOUND_DISTANCE) and bool(bound.isfinite()):
             return None
         radius = shorter_radius(length)
-        after_return = self._returned(radius)
+        after_return = self._with_return_counted(radius)
         if bool(after_return.returns >= MAX_RETURNS):
             return self.best, after_return
-        fraction = fraction_within(self.best, self.onward, 1.0, float(radius))
+        fraction = fraction_within(self.best, self.best_change, 1.0, float(radius))
         if not fraction:
             return self._narrowed(self.best)
-        return self.best.product(self.onward.power(fraction)), replace(after_return, radius=radius)
+        return self.best.product(self.best_change.power(fraction)), replace(after_return, radius=radius)
 
     def after_acceptance(self, q: Gaussian, bound: Tensor, move: Gaussian, fall: float) -> Self:
         """The record after q is accepted, with its bound and the clients' change there.
@@ -111,10 +114,10 @@ class Climb:
         record = replace(self, radius=self.radius * RADIUS_GROWTH)
         best_is_wrong = bool(bound < self.best_value - fall)
         if best_is_wrong or bool(bound >= self.best_value):
-            record = replace(record, best=q, onward=move, best_value=bound)
+            record = replace(record, best=q, best_change=move, best_value=bound)
         return replace(record, recent_bests=torch.full_like(self.recent_bests, -torch.inf)) if best_is_wrong else record
 
-    def _returned(self, radius: Tensor) -> Self:
+    def _with_return_counted(self, radius: Tensor) -> Self:
         """The record after one more return to the best q, with this radius."""
         best, shortest = self.best_value, self.return_radius
         same_best = best <= self.returned_to + NEGLIGIBLE
@@ -130,7 +133,7 @@ class Climb:
     def _is_too_wide(self, q: Gaussian, bound: Tensor) -> bool:
         """Whether the expected log density under a network's start is too far below the mode."""
         expected = bound - q.entropy()
-        return bool(expected < self.level - MAX_FALL_PER_PARAMETER * q.dim)
+        return bool(expected < self.mode_log_density - MAX_FALL_PER_PARAMETER * q.dim)
 
     def _narrowed(self, q: Gaussian) -> tuple[Gaussian, Self] | None:
         """The Gaussian with its SDs halved, and a record without best bounds; None after too many halvings."""
@@ -156,26 +159,27 @@ def first_climb(q: Gaussian) -> Climb:
     flat, zero, infinity = flat_like(q), q.eta.new_zeros(()), q.eta.new_full((), torch.inf)
     return Climb(
         best=flat,
-        onward=flat,
+        best_change=flat,
         best_value=-infinity,
         radius=infinity,
         narrowed=zero,
-        level=-infinity,
+        mode_log_density=-infinity,
         returns=zero,
         returned_to=-infinity,
         return_radius=infinity,
         recent_bests=q.eta.new_full((RECENT_ROUNDS,), -torch.inf),
-        enough=zero,
+        min_rise=zero,
         slow=zero,
     )
 
 
-def network_start_entries(level: float, rows: int, dim: int = 0) -> dict[str, float]:
-    """Entries of the server's state for a network that starts at a mode of log density `level`.
+def network_limits(mode_log_density: float, rows: int, dim: int = 0) -> dict[str, float]:
+    """Entries of the server's state for a network that starts at a mode.
 
     `rows` is the number of rows in the bound; `dim` is D in rounds on a subset of the rows, else 0.
     """
-    return {"level": level, "enough": max(MIN_RISE_PER_ROW * rows, MIN_RISE_PER_PARAMETER * dim)}
+    min_rise = max(MIN_RISE_PER_ROW * rows, MIN_RISE_PER_PARAMETER * dim)
+    return {"mode_log_density": mode_log_density, "min_rise": min_rise}
 
 
 def fraction_within(q: Gaussian, move: Gaussian, fraction: float, radius: float) -> float:

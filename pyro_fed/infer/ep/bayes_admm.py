@@ -126,7 +126,7 @@ class BayesADMM(Converging, WarmStarted):
         )
         return as_entries(new_server)
 
-    def part_taken(self, after: State) -> float:
+    def damping_of_round(self, after: State) -> float:
         """The share 1 / (1 + ρ K) of the full step that a round takes."""
         return 1.0 / (1 + self.rho * int(after["num_clients"]))
 

@@ -12,10 +12,10 @@ approximation is q = t_0 Π_k t_k, a product of Gaussian sites, whose natural pa
              feedback     s_k, to each client
     client   settle       t_k ← t_k (Δ_k)^s_k                                    Algorithm 4, 5
 
-The prior's site t_0 has η_0 = E_q[∇ log p_0] + Λ_0 m and Λ_0 = E_q[-∇² log p_0]. If the prior is Gaussian on the
-unconstrained scale, they are the same at every q, and no round computes Δ_0. Prior and clients move by the same rule,
-so q = t_0 Π_k t_k holds in every round. A step rule (`steps`) determines the fractions s_k, a tilted inference
-(`tilted`) q̂_k, and the setting `start` (`settings`) the first q.
+The prior's site t_0 has η_0 = E_q[∇ log p_0] + Λ_0 m and Λ_0 = E_q[-∇² log p_0]. For a Gaussian prior on the
+unconstrained scale, t_0 stays the same; rounds then omit Δ_0, unless they need the bound. Prior and clients move by the
+same rule, so q = t_0 Π_k t_k holds in every round. A step rule (`steps`) determines the fractions s_k, a tilted
+inference (`tilted`) q̂_k, and the setting `start` (`settings`) the first q.
 
 If a change is one expected Newton step at q, a message also contains E_q[log p_k]. The sum of these, E_q[log p_0] and
 the entropy of q is the evidence lower bound; the server rejects a step that lowers it (`ascent`).
@@ -155,7 +155,7 @@ class EP(SpreadGaussian, SiteKeeping):
 
     # -- the rest of a round --------------------------------------------------------------------------------
     def prepare(self, problem: Problem, shared: State) -> State:
-        """Compute Δ_0, the change of the prior's site, by the clients' step, unless the site is the same at every q."""
+        """Compute Δ_0, the change of the prior's site, by the clients' step, unless `Server.skips_prior`."""
         server = entries_as(Server, shared)
         if bool(server.skips_prior):
             return shared
@@ -291,15 +291,15 @@ class EP(SpreadGaussian, SiteKeeping):
         """At most 50 rounds; for a random inference, which does not converge, its own number or 20."""
         return 50 if self.solver.deterministic else self.solver.default_rounds
 
-    def part_taken(self, after: State) -> float:
-        """δ, by which `monitor` divides the change; 1 with optimisers or noise, where δ is no share of the distance."""
+    def damping_of_round(self, after: State) -> float:
+        """δ of the round, by which `monitor` divides the change; 1 where δ is no share of the distance."""
         converges = self.solver.deterministic and self.is_product
         return self.damping_for(len(after["fractions"])) if converges else 1.0
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """The figures of the round; `change` is that of the undamped step, which estimates the remaining distance."""
         figures, solver_figures = super().monitor(before, after), self.solver.figures(gaussian(before), gaussian(after))
-        remaining = {"change": figures["change"] / self.part_taken(after)}
+        remaining = {"change": figures["change"] / self.damping_of_round(after)}
         return {
             **figures,
             **solver_figures,
@@ -309,7 +309,7 @@ class EP(SpreadGaussian, SiteKeeping):
         }
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """True if rounds keep returning to one best q or the bound hardly rises; `warnings` then reports it."""
+        """True if steps were rejected repeatedly or the bound hardly rises; None leaves the decision to a subclass."""
         return True if figures[-1].get("in_vain") or figures[-1].get("slow") else None
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
@@ -335,7 +335,7 @@ class EP(SpreadGaussian, SiteKeeping):
 
     def for_private_rounds(self) -> Self:
         """This algorithm without acceleration, which would amplify the noise of private rounds."""
-        return self.controlled_by(self.control.evenly())
+        return self.controlled_by(self.control.without_acceleration())
 
     def controlled_by(self, control: StepControl) -> Self:
         """This algorithm with another control of Newton steps, if it has such a setting (see `Controlled`)."""

@@ -24,9 +24,10 @@ The authors' code averages the changes of the round's clients, `changes="mean"`,
 with a learning rate of 0.5 and momentum 0.9 overshoots. It also clips Δ_k at a norm chosen by hand for each task and
 inference; there is no clipping here.
 
-FedSEP (Guo et al., Section 2.2.4; Li et al. 2015) uses one average site t̄ = (q / p_0)^(1/K) for every client:
+FedSEP (Guo et al., Section 2.2.4; Li et al. 2015) uses one average site t̄ = (q / t_0)^(1/K) for every client, with the
+prior's site t_0, which is p_0 for a Gaussian prior:
 
-    q ∝ p_0 t̄^K,    q_-k ∝ q / t̄,    q ← q Π_k (Δ_k)^δ
+    q = t_0 t̄^K,    q_-k = q / t̄,    q ← q Π_k (Δ_k)^δ
 
 If all K clients take part in every round, the fixed point is that of FedEP. With C < K clients per round, q is a moving
 average over about K / C rounds and remains noisy; a smaller δ reduces the noise.
@@ -70,12 +71,16 @@ class FedEP(Converging, WarmStarted, Optimising, Controlled, Guided):
         client: how the clients approximate their tilted distributions: a `pf.infer.tilted` inference with its settings,
             or its name for their defaults: "newton", "laplace", "fisher" (L), "mcmc" (M), "identity" (I), "ngvi" (V),
             "svi", "ivon". On models of more than 1000 parameters "ivon" is taken if none is set.
-        start: "laplace" (federated, with all clients), "mode" (the same, to the end of Newton's method), "prior",
-            "fedavg" (diagonal sites at the point that 40 rounds by Adam find, 100 of a network of at most 1000
-            parameters that does not classify), a `pf.infer.Averaging` (the same as published), or "few_rows" (the q of
-            rounds by a quarter of the rows). "auto" takes "fedavg" on large models, "few_rows" on networks of many
-            rows, and "mode" under improper priors; the prior if there are more than 100 parameters, or if scores jump,
-            as those of a quantile regression or a lasso do (curvatures say nothing there); and otherwise "laplace".
+        start: the first q. "auto" takes the first of these that applies:
+
+            - "fedavg": diagonal sites at the point that 40 rounds by Adam find (100 of a network of at most 1000
+              parameters that does not classify); on large models, on which "ivon" is taken.
+            - "mode": as "laplace", to the end of Newton's method; under improper priors, also in place of "laplace".
+            - "prior": the Gaussian nearest to the prior; for more than 100 parameters (1,000 of linear predictors), or
+              if scores jump, as those of a quantile regression or a lasso: their curvatures say nothing.
+            - "few_rows": the q of rounds by a quarter of the rows; for networks of many rows.
+            - "laplace": the federated Laplace approximation, with all clients; otherwise.
+            - a `pf.infer.Averaging`: as "fedavg", in the published form; never by "auto".
         damping: δ, in (0, 1]; with an optimiser, its learning rate. None takes 1 for "newton", and else one over the
             clients of the round: q is then the geometric mean of their tilted distributions, so that the clients' noise
             averages out.
@@ -165,7 +170,7 @@ class FedSEP(Converging, WarmStarted, Optimising, Controlled, Guided):
         """The site that changes refer to, (C,): the average of all."""
         return gaussian(received, "average_")
 
-    def settle(self, told: State, local: State) -> State:
+    def settle(self, feedback: State, local: State) -> State:
         """An empty state, because the clients keep nothing."""
         return {}
 

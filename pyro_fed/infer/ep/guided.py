@@ -332,9 +332,9 @@ class GuidedFedEP(GuideSites, SiteKeeping):
         verdict = Verdict(*(part.expand(len(clients), *part.shape) for part in entries_as(Verdict, after)))
         return verdict._asdict(), {"fraction": verdict.fraction}
 
-    def settle(self, told: State, local: State) -> State:
+    def settle(self, feedback: State, local: State) -> State:
         """Move the clients' sites by the fraction taken."""
-        site, verdict = entries_as(Site, local), entries_as(Verdict, told)
+        site, verdict = entries_as(Site, local), entries_as(Verdict, feedback)
         moved = site.natural + verdict.fraction.unsqueeze(-1) * site.delta + verdict.added
         return site._replace(natural=torch.where(verdict.reset.unsqueeze(-1) > 0, 0.0, moved))._asdict()
 
@@ -384,7 +384,7 @@ class GuidedFedSEP(GuidedFedEP):
         """The average site, (C, P)."""
         return received["average"]
 
-    def settle(self, told: State, local: State) -> State:
+    def settle(self, feedback: State, local: State) -> State:
         """An empty state, because the clients keep nothing."""
         return {}
 

@@ -8,10 +8,10 @@
     Guided         hand-written guides, which another algorithm federates
 
 start="few_rows" is for networks, which need many rounds whose cost grows with the number of rows. The run starts at the
-q of a run on a quarter of the rows, which itself starts on a quarter of those. q_n ∝ p_0 Π t_k is the posterior of n
-rows without reweighting, because a network would overfit few rows that count as many. The run on 4 n rows starts at
-q_4n ≈ q_n⁴, with an equal share of q_4n / p_0 for every client. The true q_4n is about 1.7 SDs away in each of D
-directions and has half the SD.
+q of a run on a quarter of the rows, which itself starts on a quarter of those. The first run weights each of its n rows
+once, so that its q_n ∝ p_0 Π t_k is the posterior of n rows. Weighting them up to all rows would overfit a network. The
+run on 4 n rows starts at q_4n ≈ q_n⁴, with an equal share of q_4n / p_0 for every client. The true q_4n is about
+1.7 SDs away in each of D directions and has half the SD.
 """
 
 from __future__ import annotations
@@ -194,10 +194,10 @@ class Optimising(Damped):
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """The warnings of the other settings, and one if q = t_0 Π_k t_k did not hold with optimisers."""
         notes = super().warnings(record, problem)
-        return notes if self._kept_product(record.figures) else [*notes, sentences.sites_are_not_the_quotient()]
+        return notes if self._product_held(record.figures) else [*notes, sentences.sites_are_not_the_quotient()]
 
-    def _kept_product(self, figures: list[dict[str, float]]) -> bool:
-        """Whether q = t_0 Π_k t_k held: by the same linear optimiser of q and the sites, without shortened steps."""
+    def _product_held(self, figures: list[dict[str, float]]) -> bool:
+        """Whether q = t_0 Π_k t_k held: q and the sites moved by the same linear rule in every round."""
         if self.is_product:
             return True
         plain = SGD(momentum=0.0)
@@ -274,7 +274,7 @@ class WarmStarted(EP):
             case "fedavg" | Averaging():
                 return self.point_sites()
             case "few_rows":
-                return replace(self, client=self.solver.by_few_rows(self.rows_before(problem)), start="auto")
+                return replace(self, client=self.solver.by_few_rows(self.rows_of_earlier_run(problem)), start="auto")
         return FedLaplace(
             covariance=self.structure,
             curvature=self.curvature,
@@ -283,7 +283,7 @@ class WarmStarted(EP):
             few_rows=self.solver.few_rows,
         )
 
-    def rows_before(self, problem: Problem) -> int:
+    def rows_of_earlier_run(self, problem: Problem) -> int:
         """The number of rows in the run that start="few_rows" begins with."""
         return fewer_rows(self.rows_of_rounds(problem.num_rows))
 
@@ -316,19 +316,20 @@ class WarmStarted(EP):
         if start is None:
             return super().init(problem, num_clients, generator, start)
         self._refuse_no_mode(problem, start)
-        q, sites, prior = warm_sites(start, lambda q: self.narrowed(problem, q))
+        q, sites, prior = sites_of_laplace(start, lambda q: self.narrowed(problem, q))
         if self.start == "few_rows":
-            times = self.rows_of_rounds(problem.num_rows) / self.rows_before(problem)
+            times = self.rows_of_rounds(problem.num_rows) / self.rows_of_earlier_run(problem)
             q = q.power(times)
             site = q.quotient(prior).power(1.0 / num_clients)
             sites = flat_site(problem, self.structure, num_clients).product(add_batch_axis(site))
         shared, local = self.first_states(problem, q, prior, sites)
-        return shared | self._network_thresholds(problem, shared, start), local
+        return shared | self._network_limits(problem, shared, start), local
 
     def for_private_rounds(self) -> Self:
         """This algorithm for private rounds; start="few_rows" becomes "laplace", because its rounds would add noise."""
-        lone = replace(self, start="laplace") if self.start == "few_rows" else self
-        return super(WarmStarted, lone).for_private_rounds()
+        changed = replace(self, start="laplace") if self.start == "few_rows" else self
+        # The next class's method, of the changed algorithm: `changed.for_private_rounds()` would be this method again.
+        return super(WarmStarted, changed).for_private_rounds()
 
     def _refuse_no_mode(self, problem: Problem, start: Start) -> None:
         """Refuse a federated Laplace approximation without a mode."""
@@ -340,12 +341,12 @@ class WarmStarted(EP):
                 "say nothing of it, nor do the priors. Give proper priors, or leave out what others express"
             )
 
-    def _network_thresholds(self, problem: Problem, shared: State, start: Start) -> State:
+    def _network_limits(self, problem: Problem, shared: State, start: Start) -> State:
         """The state entries with `ascent`'s limits on starts and gains of a network; empty for other models."""
-        if "level" not in shared or not problem.traits.layers:
+        if "mode_log_density" not in shared or not problem.traits.layers:
             return {}
         dim = problem.dim if self.solver.few_rows is not None else 0
-        known = ascent.network_start_entries(mode_level(start.shared), self.rows_of_rounds(problem.num_rows), dim)
+        known = ascent.network_limits(mode_level(start.shared), self.rows_of_rounds(problem.num_rows), dim)
         if self.start == "few_rows":
             known["radius"] = ascent.MAX_FIRST_RADIUS  # q is close already
         return {name: torch.full_like(shared[name], value) for name, value in known.items()}
@@ -383,7 +384,7 @@ class Guided(EP):
         return super().init(problem, num_clients, generator, start)
 
 
-def warm_sites(
+def sites_of_laplace(
     start: Start, narrowed: Callable[[Gaussian], Gaussian] = lambda q: q
 ) -> tuple[Gaussian, Gaussian, Gaussian]:
     """q, sites (K,) and the prior's site of a federated Laplace approximation, from its last state.

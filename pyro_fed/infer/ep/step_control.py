@@ -3,20 +3,19 @@
 If all clients take part, the server rejects a step that lowers the evidence lower bound (`ascent`), and uses Anderson
 acceleration (`ops.anderson`).
 
-Steps of a subset of the clients cannot be rejected, because the bound is unknown. A diagonal precision P is not the
-posterior's curvature. With correlated parameters the mean step P⁻¹r, where r is the score at q's mean, is too long by
-up to a factor of D. Beyond q's spread the curvature of a saturating likelihood vanishes, so that the next step is even
-longer. Diagonal steps are therefore limited in two ways, which have no effect near the solution. With P' the precision
-after the step,
+Steps of a subset of the clients cannot be rejected, because the bound is unknown. With a diagonal precision P and
+correlated parameters the step P⁻¹r of the mean, with r the score at q's mean, can be up to D times too long. Far from
+q's mean a saturating likelihood is flat, so the next step is longer still. Diagonal steps are therefore limited in two
+ways, which have no effect near the solution. With P' the precision after the step,
 
     δ ≤ `reach` √D / ‖P'⁻¹r‖_P           no step leaves the region where q's expectations are computed;
-    δ is halved in all later rounds if ‖r‖_{P'⁻¹} exceeds `reach` √D and `growth` times the shortest so far
+    δ is halved from now on if ‖r‖_{P'⁻¹} exceeds `reach` √D and `growth` times the shortest so far
 
-With a full precision the step is halved until it is within reach. If the clients' log-likelihoods must not be used
-(`combination.Bounded`), steps of all clients that reverse the previous step are shortened by Aitken's rule (Irons &
-Tuck 1969), with r' the last undamped step and r this one, in SDs. No message can lengthen a step:
+With a full precision the step is halved until it is within reach. If the bound must not be used
+(`combination.Bounded`), a step of all clients with a full precision that reverses the last one is also shortened by
+Aitken's rule (Irons & Tuck 1969), unless acceleration is off. With z' the last undamped step and z this one, in SDs,
 
-    δ ← δ ⟨r', r' - r⟩ / ‖r' - r‖²  within [`MIN_TURNING_SHARE`, 1]
+    δ ← δ ⟨z', z' - z⟩ / ‖z' - z‖²  within [`MIN_TURNING_SHARE`, 1]        no message can lengthen a step
 """
 
 from __future__ import annotations
@@ -56,12 +55,12 @@ class StepControl(Settings):
     The settings are for `client=pf.infer.tilted.Newton()` without an optimiser.
 
     Args:
-        memory: rounds in the history of the acceleration, at least 2, or 0 for no acceleration; None takes 4 for a
-            full covariance and 20 for a diagonal one.
+        memory: rounds in the history of the acceleration, at least 2, or 0 for neither acceleration nor Aitken's rule;
+            None takes 4 for a full covariance and 20 for a diagonal one.
         longest_step: longest step of the acceleration, in lengths of the undamped step; None takes 5 for a full
             covariance and 10,000 for a diagonal one.
-        growth: the acceleration restarts if a step is this many times longer than one in its history; diagonal steps
-            of a subset of the clients are halved then.
+        growth: the acceleration of a full covariance restarts if a step is this many times longer than one in its
+            history. With a diagonal covariance, steps of a subset of the clients are halved then.
         reach: longest step of a subset of the clients, in units of √D SDs of q.
         fall: a step of all clients is rejected if it lowers the evidence lower bound by more than this, in nats, or
             leads to where a likelihood or a derivative is not finite. The error of expectations at few points is
@@ -89,12 +88,12 @@ class StepControl(Settings):
         check_positive(self, "longest_step", allow_none=True)
         check_positive(self, "growth", "reach", "fall")
 
-    def evenly(self) -> StepControl:
+    def without_acceleration(self) -> StepControl:
         """These settings without acceleration, which would amplify the noise of changes."""
         return replace(self, memory=0)
 
     def without_limits(self) -> StepControl:
-        """These settings without acceleration and without limits."""
+        """These settings without acceleration and without limits on steps; `fall` still rejects them."""
         return replace(self, memory=0, reach=LARGEST_RATIO)
 
 
@@ -141,44 +140,59 @@ class NewtonSteps(StepRule):
         radius = torch.inf
         if self.takes_back and all_clients and bound is not None:
             climb = memory.climb.with_bound(bound)
-            if (rejection := climb.after_rejection(q, bound, self.control.fall)) is not None:
-                return self._step_to(rejection[0], server, changes, rejection[1])
+            if (rejection := climb.replacement(q, bound, self.control.fall)) is not None:
+                return self._step_to_replacement(*rejection, server, changes)
             if bool(bound.isfinite()):
                 climb = climb.after_acceptance(q, bound, move, self.control.fall)
                 radius = float(climb.radius)
             memory = memory._replace(climb=climb)
         # Steps of all clients are not limited, unless the bound could be known but its terms are withheld.
-        free = all_clients and (bound is not None or not self.takes_back)
-        fraction, memory = (1.0, memory) if free else self._limited_factor(memory, q, move, all_clients)
-        within = ascent.fraction_within(q, move, fraction, radius)
-        fractions = largest_fractions(q, changes, self.damping * within)
-        damped = changes.power(fractions)
-        undamped = self.accelerates and free and bool((fractions == self.damping).all())
-        added, memory = (
-            self._accelerated(memory, q, move) if undamped else (flat_like(q), self._without_history(memory, q))
-        )
-        new_q, new_memory = q.product(damped.product_over(0)).product(added), server.memory | as_entries(memory)
-        return Step(new_q, drop_batch_axis(damped), fractions[1:], added, new_memory, cut=within < fraction)
+        is_unlimited = all_clients and (bound is not None or not self.takes_back)
+        fraction, memory = (1.0, memory) if is_unlimited else self._step_factor(memory, q, move, all_clients)
+        shortened = ascent.fraction_within(q, move, fraction, radius)
+        step = self._step_by(self.damping * shortened, server, changes, memory, is_unlimited)
+        return step._replace(cut=shortened < fraction)
 
-    def _step_to(self, new_q: Gaussian, server: Server, changes: Gaussian, climb: Climb) -> Step:
+    def _step_by(self, damping: float, server: Server, changes: Gaussian, memory: Memory, is_unlimited: bool) -> Step:
+        """The step with fractions up to `damping`; accelerated if it is unlimited and no fraction was reduced."""
+        q = server.q
+        fractions = largest_fractions(q, changes, damping)
+        damped = changes.power(fractions)
+        if self.accelerates and is_unlimited and bool((fractions == self.damping).all()):
+            added, memory = self._accelerated(memory, q, changes.product_over(0))
+        else:
+            added, memory = flat_like(q), self._without_history(memory, q)
+        new_q, new_memory = q.product(damped.product_over(0)).product(added), server.memory | as_entries(memory)
+        return Step(new_q, drop_batch_axis(damped), fractions[1:], added, new_memory)
+
+    def _step_to_replacement(self, new_q: Gaussian, climb: Climb, server: Server, changes: Gaussian) -> Step:
         """The step to another q, with equal shares of it as sites: changes of older sites would look like outliers."""
         old_memory = entries_as(Memory, server.memory)._replace(climb=climb)
         memory = server.memory | as_entries(self._without_history(old_memory, server.q))
         no_fractions, added = new_q.eta.new_zeros(len(changes.eta) - 1), new_q.quotient(server.prior)
         return Step(new_q, flat_like(new_q), no_fractions, added, memory, cut=bool(server.cut), reset=True)
 
-    def _limited_factor(self, memory: Memory, q: Gaussian, move: Gaussian, all_clients: bool) -> tuple[float, Memory]:
+    def _step_factor(self, memory: Memory, q: Gaussian, move: Gaussian, all_clients: bool) -> tuple[float, Memory]:
         """The factor on δ for a step that cannot be rejected later, and the memory with it."""
-        control = self.control
-        if all_clients and q.dense and control.memory != 0:
-            memory = _with_reversal_factor(memory, q, move)
-            return float(memory.turning) * self._within_reach(q, move), memory
+        if q.dense:
+            return self._full_step_factor(memory, q, move, all_clients)
+        return self._diagonal_step_factor(memory, q, move)
+
+    def _full_step_factor(self, memory: Memory, q: Gaussian, move: Gaussian, all_clients: bool) -> tuple[float, Memory]:
+        """`_step_factor` for full precisions: the reach, and Aitken's rule for steps of all clients."""
+        if not all_clients or self.control.memory == 0:
+            return self._within_reach(q, move), memory
+        memory = _with_reversal_factor(memory, q, move)
+        return float(memory.turning) * self._within_reach(q, move), memory
+
+    def _diagonal_step_factor(self, memory: Memory, q: Gaussian, move: Gaussian) -> tuple[float, Memory]:
+        """`_step_factor` for diagonal precisions: the reach, and a half after each step that is much too long."""
         new_precision = q.precision + move.precision
-        if q.dense or not bool((new_precision > 0).all()):
+        if not bool((new_precision > 0).all()):
             return self._within_reach(q, move), memory
         score = move.score(q.mean())
-        length, reach = (score.square() / new_precision).sum().sqrt(), control.reach * q.dim**0.5
-        too_long = (length > control.growth * memory.shortest) & (length > reach)
+        length, reach = (score.square() / new_precision).sum().sqrt(), self.control.reach * q.dim**0.5
+        too_long = (length > self.control.growth * memory.shortest) & (length > reach)
         caution = torch.where(too_long, memory.caution / 2, memory.caution)
         shortest = torch.where(too_long, length, torch.minimum(length, memory.shortest))
         step = ((score / new_precision).square() * q.precision).sum().sqrt()

@@ -4,7 +4,7 @@
 
 q moves by the same fractions as the prior's site and the clients' sites, so q = t_0 Π_k t_k holds in every round.
 
-    Backtracked    all s_k are the largest fraction up to the damping δ that leaves q a distribution
+    Backtracked    the largest common s_k up to the damping δ that leaves q a distribution, else one for each change
     Optimised      an optimiser moves q along the product of the changes (Section 2.2.3)
     NewtonSteps    Backtracked, with limits and acceleration, for expected Newton steps (`step_control`)
 """
@@ -38,7 +38,7 @@ class Server:
     prior: Gaussian  # t_0
     prior_change: Annotated[Gaussian, "prior_delta_"]  # Δ_0 of this round
     prior_value: Tensor  # E_q[log p_0]
-    skips_prior: Annotated[Tensor, "prior_known"]  # whether rounds omit these two, since t_0 is the same at every q
+    skips_prior: Annotated[Tensor, "prior_known"]  # whether rounds omit these two: t_0 is constant, no bound is needed
     num_clients: Tensor  # K, an integer
     fractions: Tensor  # s_k of the last round's clients, (C,)
     added: Gaussian  # the factor that acceleration adds to q; each site has an equal share of it
@@ -110,7 +110,7 @@ class StepRule(ABC):
 
 @dataclass(frozen=True)
 class Backtracked(StepRule):
-    """The largest common fraction of all changes, up to the damping δ, that leaves q a distribution."""
+    """The largest fractions of the changes, up to the damping δ, that leave q a distribution (`largest_fractions`)."""
 
     damping: float
 
@@ -143,21 +143,30 @@ class Optimised(StepRule):
 
     def step(self, server: Server, changes: Gaussian, bound: Tensor | None) -> Step:
         """The step q optim(Π_k Δ_k), and that of the prior's site."""
-        q, memory = server.q, within(server.memory, OPTIM)
         if self.mean:
             weights = torch.full_like(changes.eta[:, 0], 1.0 / (len(changes.eta) - 1))
             weights[0] = 1.0
             changes = changes.power(weights)
-        move, new_state = _optimised(self.optimiser, self.rate, q, changes.product_over(0), memory)
-        fraction = backtrack(q, move)
-        fractions = q.eta.new_full((len(changes.eta),), self.rate if float(fraction) > 0 else 0.0)
-        prior_taken, memory = drop_batch_axis(changes.power(fractions)), {**server.memory, **prefixed(OPTIM, new_state)}
-        if self.site_optimiser is not None:
-            prior_state, change = within(server.memory, PRIOR_OPTIM), drop_batch_axis(changes)
-            prior_taken, prior_state = _optimised(self.site_optimiser, self.rate, server.prior, change, prior_state)
-            memory |= prefixed(PRIOR_OPTIM, prior_state)
-        new_q = q.product(move.power(fraction))
-        return Step(new_q, prior_taken, fractions[1:], flat_like(q), memory, cut=bool(fraction < 1))
+        new_q, fraction, q_memory = self._moved_q(server, changes)
+        fractions = server.q.eta.new_full((len(changes.eta),), self.rate if fraction > 0 else 0.0)
+        prior_taken, prior_memory = self._moved_prior(server, changes, fractions)
+        memory = server.memory | q_memory | prior_memory
+        return Step(new_q, prior_taken, fractions[1:], flat_like(server.q), memory, cut=fraction < 1)
+
+    def _moved_q(self, server: Server, changes: Gaussian) -> tuple[Gaussian, float, State]:
+        """q after the optimiser's step, the fraction of the step that leaves a distribution, and its memory."""
+        state = within(server.memory, OPTIM)
+        move, new_state = _optimised(self.optimiser, self.rate, server.q, changes.product_over(0), state)
+        fraction = backtrack(server.q, move)
+        return server.q.product(move.power(fraction)), float(fraction), prefixed(OPTIM, new_state)
+
+    def _moved_prior(self, server: Server, changes: Gaussian, fractions: Tensor) -> tuple[Gaussian, State]:
+        """The step of the prior's site, by its optimiser or by its fraction, and the optimiser's memory."""
+        if self.site_optimiser is None:
+            return drop_batch_axis(changes.power(fractions)), {}
+        state, change = within(server.memory, PRIOR_OPTIM), drop_batch_axis(changes)
+        step, new_state = _optimised(self.site_optimiser, self.rate, server.prior, change, state)
+        return step, prefixed(PRIOR_OPTIM, new_state)
 
 
 def largest_fractions(q: Gaussian, changes: Gaussian, damping: float) -> Tensor:

@@ -56,7 +56,7 @@ class AveragedLangevin(Langevin):
                 "a schedule that names the same number in every call"
             )
         arrivals = entries_as(ServerState, shared).arrivals(clients)
-        return arrivals._asdict() | {"weight": self.visit_weights(shared, clients)}
+        return arrivals._asdict() | {"weight": self.chain_shares(shared, clients)}
 
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Take T steps with the clients' own noise."""
@@ -68,7 +68,7 @@ class AveragedLangevin(Langevin):
         """ξ^c / sqrt(p_c), (T, C, D), whose average has the variance of one ξ."""
         return normal * shared["weight"].rsqrt().unsqueeze(-1)
 
-    def visit_weights(self, shared: State, clients: Tensor) -> Tensor:
+    def chain_shares(self, shared: State, clients: Tensor) -> Tensor:
         """p_c of each visit, (C,): the client's share among the clients of its chain."""
         f = shared["visit_share"][clients].unflatten(-1, (self.num_chains, -1))
         part: Tensor = (f / f.sum(-1, keepdim=True)).flatten(-2)
@@ -86,7 +86,7 @@ class AveragedLangevin(Langevin):
         client = torch.full((len(weight), self.num_chains), -1, device=weight.device)
         position, draws = averaged(visits.position), averaged(visits.draws)
         chains = Visit(position, client, draws, averaged(visits.gradient_norm), averaged(visits.step_size))
-        return self.states_after(shared, chains, visits)
+        return self.stored_states(shared, chains, visits)
 
     def onward(self, received: State, messages: State, clients: Tensor) -> State:
         """The next visits of a chain's clients, which are the same ones, from the average of the last ones."""

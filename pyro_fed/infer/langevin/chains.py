@@ -26,12 +26,11 @@ from pyro_fed.ops.memory import count_in_memory
 
 #: Largest number of coordinates that are judged; of more, evenly spaced ones are.
 JUDGED_COORDINATES = 2000
-#: R-hat and ESS are computed again when the number of draws has grown by this factor,
+#: R-hat and ESS are computed again after 25 % more draws, or near the predicted end of a run that has a number of
+#: effective draws as its target. Few effective draws predict it badly, so that the growth of the draws has limits; it
+#: is a factor of two while the end is at more than four times as many draws.
 JUDGING_GROWTH = 1.25
-#: or, if the run ends at a number of effective draws, when the present rate predicts that number, within these limits:
-#: the rate is not known well from few effective draws.
 FORECAST_GROWTH = (1.05, 1.5)
-#: While the predicted draws are more than this multiple of the present ones, they grow by this factor.
 DISTANT_END_FACTOR, DISTANT_END_GROWTH = 4.0, 2.0
 #: Largest number of draws of all chains that are judged; of more, evenly spaced ones are. The slowest coordinate, which
 #: decides, has far fewer effective draws.
@@ -76,9 +75,11 @@ class ChainStore(NamedTuple):
         if count == 0:
             return self
         buffers = (_append_to_buffer(*both, int(self.kept)) for both in zip(self.buffers, more, strict=True))
-        return self._replace(buffers=Draws(*buffers), kept=self.kept + count)._judge(wanted)
+        return self._replace(buffers=Draws(*buffers), kept=self.kept + count)._with_rhat_and_ess(wanted)
 
-    def store(self, visits: Visit, local_steps: int, burn_in: int, thin: int, wanted: int | None) -> list[ChainStore]:
+    def with_visits(
+        self, visits: Visit, local_steps: int, burn_in: int, thin: int, wanted: int | None
+    ) -> list[ChainStore]:
         """The chains after each of R rounds of visits (R, M, ...), of whose steps one in `thin` is kept."""
         rounds, _, sent = visits.draws.shape[:3]
         taken = self.steps + local_steps // sent * torch.arange(1, rounds * sent + 1)
@@ -97,10 +98,10 @@ class ChainStore(NamedTuple):
         states = [self._replace(buffers=last.buffers, position=at, steps=done, kept=had) for at, done, had in each]
         return [*states[:-1], states[-1]._replace(r_hat=last.r_hat, ess=last.ess, judged=last.judged)]
 
-    def next_look(self, wanted: int | None) -> int:
+    def draws_at_next_check(self, wanted: int | None) -> int:
         """Number of draws in a chain, an even number, at which the chains are judged again."""
-        from_last = _growth(float(self.ess), wanted) * int(self.judged)
-        return 2 * math.ceil(max(MIN_JUDGED_DRAWS, from_last) / 2)
+        after_growth = _growth_until_next_check(float(self.ess), wanted) * int(self.judged)
+        return 2 * math.ceil(max(MIN_JUDGED_DRAWS, after_growth) / 2)
 
     def sample(self, num_draws: int) -> Tensor:
         """At most `num_draws` kept draws of each chain, evenly spaced, (M, n, D); the positions if none is kept."""
@@ -123,10 +124,10 @@ class ChainStore(NamedTuple):
         """The largest R-hat and the smallest ESS of the coordinates, and the number of kept draws of a chain."""
         return {"r_hat": float(self.r_hat), "ess": float(self.ess), "kept": float(self.kept)}
 
-    def _judge(self, wanted: int | None) -> ChainStore:
+    def _with_rhat_and_ess(self, wanted: int | None) -> ChainStore:
         """Compute R-hat (largest) and ESS (smallest) over the coordinates, if there are enough new draws."""
         kept = int(self.kept)
-        if kept < self.next_look(wanted):
+        if kept < self.draws_at_next_check(wanted):
             return self
         most = max(MIN_JUDGED_DRAWS, max(JUDGED_DRAWS, DRAWS_PER_EFFECTIVE * (wanted or 0)) // len(self.position))
         stride = -(-kept // most)
@@ -152,8 +153,8 @@ def _append_to_buffer(buffer: Tensor, value: Tensor, kept: int) -> Tensor:
     return buffer
 
 
-def _growth(ess: float, wanted: int | None) -> float:
-    """The share by which the draws grow until they are judged again."""
+def _growth_until_next_check(ess: float, wanted: int | None) -> float:
+    """The factor by which the draws grow until they are judged again."""
     if wanted is None or not ess > 0:
         return JUDGING_GROWTH
     least, most = FORECAST_GROWTH
@@ -161,9 +162,9 @@ def _growth(ess: float, wanted: int | None) -> float:
     return DISTANT_END_GROWTH if times > DISTANT_END_FACTOR else min(max(times, least), most)
 
 
-def longer_burn_in(burn_in: int, factor: float, half_run: int) -> int:
-    """A burn-in `factor` times as long, but no more than half a run."""
-    return max(burn_in, min(math.ceil(burn_in * factor), half_run))
+def longer_burn_in(burn_in: int, factor: float, max_burn_in: int) -> int:
+    """A burn-in `factor` times as long, but at most `max_burn_in` if that is not shorter."""
+    return max(burn_in, min(math.ceil(burn_in * factor), max_burn_in))
 
 
 def require_one_client_each(name: str, num_chains: int, clients: Tensor) -> None:
@@ -190,19 +191,19 @@ class ServerState(NamedTuple):
         position = self.chains.position
         return Arrival(position.repeat_interleave(len(clients) // len(position), 0), clients, steps, step_size)
 
-    def after_visits(self, visits: Visit, sizes: StepSizes, half_run: int) -> ServerState:
+    def after_visits(self, visits: Visit, sizes: StepSizes, max_burn_in: int) -> ServerState:
         """The state after visits (R, C, ...): h as short as any needed, longer burn-in, visited clients."""
         if self.visited is None:
             return self
         visited = self.visited | torch.isin(torch.arange(len(self.visit_share)), visits.client)
-        factor = sizes.shortest_share(self.chains.steps, self.step_size, visits.step_size)
+        factor = sizes.smallest_step_ratio(self.chains.steps, self.step_size, visits.step_size)
         if factor == 1:
             return self._replace(visited=visited)
-        burn_in = torch.tensor(longer_burn_in(int(self.burn_in), 1 / factor, half_run))
+        burn_in = torch.tensor(longer_burn_in(int(self.burn_in), 1 / factor, max_burn_in))
         return self._replace(visited=visited, step_size=factor * self.step_size, burn_in=burn_in)
 
-    def with_failed_visits(self, messages: State, slots: Tensor, asked: Tensor) -> State:
-        """The messages of visits to clients `asked` (C,), of which `messages` came, to `slots`.
+    def with_failed_visits_filled(self, messages: State, slots: Tensor, asked: Tensor) -> State:
+        """The messages of visits to clients `asked` (C,), from the received ones (A, ...) and their places `slots`.
 
         Where a visit failed the chain stays where it was, and its draws are its position, with a norm of zero.
         """
@@ -219,7 +220,7 @@ class ServerState(NamedTuple):
         filled["step_size"][lost] = self.step_size
         return filled
 
-    def rounds_ahead(self, local_steps: int, thin: int, wanted: int | None, visits: int) -> int:
+    def rounds_until_check(self, local_steps: int, thin: int, wanted: int | None, visits: int) -> int:
         """Rounds of so many visits until the chains are judged again, as memory allows, for `wanted` effective draws.
 
         It is one until all clients have had a visit, which finds their longest steps.
@@ -227,7 +228,7 @@ class ServerState(NamedTuple):
         if self.visited is not None and not bool(self.visited.all()):
             return 1
         steps = int(self.chains.steps)
-        draws = self.chains.next_look(wanted) - int(self.chains.kept)
+        draws = self.chains.draws_at_next_check(wanted) - int(self.chains.kept)
         first = max(steps, int(self.burn_in)) // thin
         ahead = -(-((first + draws) * thin - steps) // local_steps)
         return max(1, min(ahead, count_in_memory(local_steps * visits * self.chains.position.shape[-1])))

@@ -11,8 +11,8 @@ and the received positions are limited to |z_t - p_t|_i ≤ R_i t h / 2 in SDs o
 
     R_i = max(b m_i, `ACCEPTED_SHIFT_SDS` K)   m_i the cohort's own departures, root mean square (`Mismatch`)
 
-A chain spends 1/K of its time at each of K clients, so that a malicious client moves the mean by at most R_i / K SDs in
-the long run. Honest visits within R_i are unchanged, bit by bit.
+with b `Bounded.pull`. A chain spends a share f_s of its time at client s, so that a malicious client moves the mean by
+at most f_s R_i SDs in the long run, R_i / K for uniform f. Honest visits within R_i are unchanged, bit by bit.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.dsgld import VisitingLangevin
 from pyro_fed.infer.langevin.gradients import conducive_gradients
 from pyro_fed.infer.langevin.visits import Beginning, ClientState
-from pyro_fed.infer.surrogates.surrogates import one_each
+from pyro_fed.infer.surrogates.surrogates import require_one_per_client
 
 
 @explains_unknown
@@ -73,71 +73,87 @@ class VisitContributions(Contributions):
 
     replayed_noise: ClassVar[frozenset[str]] = frozenset({"normal"})
 
-    def visit_weights(self, shared: State, clients: Tensor) -> Tensor:
+    def chain_shares(self, shared: State, clients: Tensor) -> Tensor:
         """p_c, the part of its chain that each visit has, (C,), or (R, C) for R rounds: all of it."""
         return shared["position"].new_ones(clients.shape)
 
     def bounding_obstacle(self) -> str | None:
         """The reason why a visit cannot be compared with one to the surrogates, and the cure; "" if it can."""
-        why: str = self.algorithm.incomparable()
-        return why
+        algorithm = self.algorithm
+        if algorithm.surrogates is None or not algorithm.rule.preconditions:
+            return "visits are compared with visits to surrogates: set surrogates, and a step that preconditions"
+        if algorithm.batch_size is not None and not algorithm.control_variate:
+            return "the noise of minibatches looks like a faulty client: use batch_size=None or control_variate=True"
+        return ""
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
         """Visits limited to the reach around p_t, with the step sizes that the server knows."""
-        messages, stride, midpoint = sent.messages, self.algorithm.step_sizes.stride, self.algorithm.rule.midpoint
-        steps, noise, _ = self._replay(shared, sent)
-        mean, root = shared["held_mean"], shared["held_root"]
-        dense = root.dim() == 2
-        spread = root.square().sum(-1).sqrt() if dense else root
-        start = shared["position"].repeat_interleave(
-            len(noise) // len(shared["position"]), 0
-        )  # several clients a chain
-        away = start - mean
-        white = torch.linalg.solve_triangular(root, away.T, upper=True).T if dense else away / root
-        kept = []
-        for h, normal in zip(steps, noise.unbind(1), strict=True):
-            where = white + 0.5 * h.sqrt() * normal if midpoint else white
-            white = white - 0.5 * h * where + h.sqrt() * normal
-            kept.append(where if midpoint else white)
-        path = torch.stack([*kept[stride - 1 :: stride], white], 1)
-        expected = mean + (path @ root.T if dense else root * path)
+        messages, stride = sent.messages, self.algorithm.step_sizes.stride
+        steps, noise, _ = self._steps_noise_and_shares(shared, sent)
+        chains = shared["position"]
+        start = chains.repeat_interleave(len(noise) // len(chains), 0)  # several clients a chain
+        expected = self._visits_to_surrogates(shared, start, steps, noise)
+        spread = _spread(shared["held_root"])
+        reach = self._reach(limits, shared, steps) * spread
         positions = torch.cat([messages["draws"], messages["position"].unsqueeze(1)], 1)
-        shortest = torch.full_like(spread, ACCEPTED_SHIFT_SDS * len(shared["visit_share"]))
-        rate = torch.maximum(limits.pull * shared["held_departure"], shortest)
-        time = 0.5 * steps.cumsum(0)
-        reach = torch.cat([time[stride - 1 :: stride], time[-1:]]).unsqueeze(-1) * rate * spread
         departure = positions - expected
-        over = (departure.abs() - reach).clamp_min(0) / spread
-        still = (messages["position"] == start).all(-1)  # a visit that failed, or did not move
-        beyond = torch.where(still, 0.0, over.flatten(1).amax(1))
-        within = expected + torch.minimum(torch.maximum(departure, -reach), reach)
-        positions = torch.where((beyond > 0).reshape(-1, 1, 1), within, positions)
-        own = steps[stride - 1 :: stride].to(messages["step_size"])  # no client shortens the others' steps
-        held = {
+        excess = ((departure.abs() - reach).clamp_min(0) / spread).flatten(1).amax(1)
+        did_not_move = (messages["position"] == start).all(-1)  # or the visit failed
+        excess = torch.where(did_not_move, 0.0, excess)
+        limited = expected + torch.minimum(torch.maximum(departure, -reach), reach)
+        positions = torch.where((excess > 0).reshape(-1, 1, 1), limited, positions)
+        known_steps = steps[stride - 1 :: stride].to(messages["step_size"])  # no client shortens the others' steps
+        accepted = {
             "draws": positions[:, :-1],
             "position": positions[:, -1],
-            "step_size": own.expand_as(messages["step_size"]),
+            "step_size": known_steps.expand_as(messages["step_size"]),
         }
-        return BoundedMessages(shared, messages | held, {}, beyond.double())
+        return BoundedMessages(shared, messages | accepted, {}, excess.double())
+
+    def _visits_to_surrogates(self, shared: State, start: Tensor, steps: Tensor, noise: Tensor) -> Tensor:
+        """p_t of each sent draw and of the end, (C, T / stride + 1, D), from the steps and noise of the visits."""
+        mean, root = shared["held_mean"], shared["held_root"]
+        stride, midpoint, dense = self.algorithm.step_sizes.stride, self.algorithm.rule.midpoint, root.dim() == 2
+        away = start - mean
+        white = torch.linalg.solve_triangular(root, away.T, upper=True).T if dense else away / root
+        draws = []
+        for h, normal in zip(steps, noise.unbind(1), strict=True):
+            evaluated_at = white + 0.5 * h.sqrt() * normal if midpoint else white
+            white = white - 0.5 * h * evaluated_at + h.sqrt() * normal
+            draws.append(evaluated_at if midpoint else white)
+        path = torch.stack([*draws[stride - 1 :: stride], white], 1)
+        return mean + (path @ root.T if dense else root * path)
+
+    def _reach(self, limits: Bounded, shared: State, steps: Tensor) -> Tensor:
+        """R_i t h / 2 of each sent draw and of the end, (T / stride + 1, D), in SDs."""
+        stride, departure = self.algorithm.step_sizes.stride, shared["held_departure"]
+        accepted = torch.full_like(departure, ACCEPTED_SHIFT_SDS * len(shared["visit_share"]))
+        rate = torch.maximum(limits.pull * departure, accepted)
+        time = 0.5 * steps.cumsum(0)
+        return torch.cat([time[stride - 1 :: stride], time[-1:]]).unsqueeze(-1) * rate
 
     def client_shift_sds(self, shared: State, ledger: State, sent: SentMessages) -> Tensor:
         """Distances between the ends of visits and of the same visits to the surrogates; zero without surrogates."""
         if "held_mean" not in shared:
             return torch.zeros(len(sent.clients), dtype=torch.float64)
-        steps, noise, weight = self._replay(shared, sent)
-        return self._shifts([shared], sent.messages["position"][None], steps[None], noise[None], weight[None])[0]
+        steps, noise, weight = self._steps_noise_and_shares(shared, sent)
+        return self._distances_of_rounds(
+            [shared], sent.messages["position"][None], steps[None], noise[None], weight[None]
+        )[0]
 
     def client_shift_sds_of_rounds(self, before: Sequence[State], ledger: State, sent: SentMessages) -> Tensor | None:
         """Distances of all visits of R rounds at once, if their steps are equal and the noise is known."""
         if self.algorithm.rule.decay or sent.noise is None or "held_mean" not in before[0]:
             return super().client_shift_sds_of_rounds(before, ledger, sent)
-        weight = self.visit_weights(before[0], sent.clients)
+        weight = self.chain_shares(before[0], sent.clients)
         noise = sent.noise["normal"].transpose(0, 1).unflatten(0, weight.shape) * weight.rsqrt()[..., None, None]
         steps = torch.stack([shared["step_size"] for shared in before]).unsqueeze(1)
         steps = steps.expand(-1, self.algorithm.local_steps)
-        return self._shifts(before, sent.messages["position"], steps, noise, weight)
+        return self._distances_of_rounds(before, sent.messages["position"], steps, noise, weight)
 
-    def _shifts(self, before: Sequence[State], ends: Tensor, steps: Tensor, noise: Tensor, weight: Tensor) -> Tensor:
+    def _distances_of_rounds(
+        self, before: Sequence[State], ends: Tensor, steps: Tensor, noise: Tensor, weight: Tensor
+    ) -> Tensor:
         """Distances (R, C) in SDs of visits' ends from those to q, times their parts of chains; zero if one failed.
 
         A visit to a Gaussian is linear in its noise, z_T = Π_t (1 - h_t / 2) z_0 + Σ_t c_t ξ_t.
@@ -158,13 +174,12 @@ class VisitContributions(Contributions):
             white = (start - mean) / root
         white = shrunk.prod(1)[:, None, None] * white + moved
         expected = mean + (_times_each(white, root) if dense else root * white)
-        spread = root.square().sum(-1).sqrt() if dense else root
-        distance = ((ends - expected).abs() / spread).amax(-1)
+        distance = ((ends - expected).abs() / _spread(root)).amax(-1)
         return torch.where((ends == start).all(-1), 0.0, distance).double() * weight
 
-    def _replay(self, shared: State, sent: SentMessages) -> tuple[Tensor, Tensor, Tensor]:
+    def _steps_noise_and_shares(self, shared: State, sent: SentMessages) -> tuple[Tensor, Tensor, Tensor]:
         """h of the steps (T,), noise (C, T, D) and part of its chain (C,) of each visit, whatever messages claim."""
-        weight = self.visit_weights(shared, sent.clients)
+        weight = self.chain_shares(shared, sent.clients)
         position = shared["position"]
         if sent.noise is None:
             shape = self.algorithm.local_steps, position.shape[-1]
@@ -174,6 +189,11 @@ class VisitContributions(Contributions):
             noise = sent.noise["normal"].transpose(0, 1)
         steps: Tensor = self.algorithm.step_sizes.of_visit(shared["steps"], shared["step_size"])
         return steps, noise * weight.rsqrt().reshape(-1, 1, 1), weight
+
+
+def _spread(root: Tensor) -> Tensor:
+    """The SDs (D,) of the surrogates' Gaussian, from A."""
+    return root.square().sum(-1).sqrt() if root.dim() == 2 else root
 
 
 def _times_each(values: Tensor, matrix: Tensor) -> Tensor:
@@ -198,13 +218,15 @@ class ConduciveVisits(VisitingLangevin):
         """Whether surrogates are used, for conducive gradients or a control variate at their mode."""
         return self.conducive is not None or super().needs_surrogates
 
-    def equip(self, clients: ClientState, begin: Beginning, visit_share: Tensor) -> ClientState:
+    def with_score_terms(self, clients: ClientState, begin: Beginning, visit_share: Tensor) -> ClientState:
         """The clients' states with α g_s, Eq. (6)."""
-        clients = super().equip(clients, begin, visit_share)
+        clients = super().with_score_terms(clients, begin, visit_share)
         if begin.gaussians is None or self.conducive is None:
             return clients
         sites, target = begin.gaussians
-        pull = conducive_gradients(one_each(sites, len(visit_share)), visit_share, begin.anchor, self.conducive.alpha)
+        pull = conducive_gradients(
+            require_one_per_client(sites, len(visit_share)), visit_share, begin.anchor, self.conducive.alpha
+        )
         clients = clients._replace(pull=pull.value, pull_slope=pull.slope)
         if self.conducive.trust is None:
             return clients
@@ -223,14 +245,6 @@ class ConduciveVisits(VisitingLangevin):
         mismatch = None if start is None else start.shared.get("mismatch")
         departure = torch.zeros_like(mean) if mismatch is None else mismatch.clamp_min(0).sqrt().to(mean.dtype)
         return shared | {"held_mean": mean, "held_root": root, "held_departure": departure}, local
-
-    def incomparable(self) -> str:
-        """The reason why a visit cannot be compared with one to the surrogates, and the cure; "" if it can."""
-        if self.surrogates is None or not self.rule.preconditions:
-            return "visits are compared with visits to surrogates: set surrogates, and a step that preconditions"
-        if self.batch_size is not None and not self.control_variate:
-            return "the noise of minibatches looks like a faulty client: use batch_size=None or control_variate=True"
-        return ""
 
     def contributions(self) -> Contributions:
         return VisitContributions(self)

@@ -5,7 +5,15 @@
 
 This is FSGLD without conducive gradients. A chain that stays at a client for more than a few steps drifts towards the
 posterior of that client's data counted 1/f_s times. Visits must therefore be short (`VisitingLangevin`); with many
-local steps, chains sample a mixture of these posteriors. Letters and deviations as in `langevin.langevin`.
+local steps, chains sample a mixture of these posteriors. Letters and deviations as in `langevin.langevin`. Further
+deviations:
+
+* By default h = min(`step.largest`, t / T), where t is the longest visit time, at most `visit_time`, in preconditioned
+  coordinates. During a visit the score has the error of one client's surrogate, so that a visit must be short compared
+  with the chain's relaxation time, which is 2 there; `FSGLD` measures these errors and chooses t accordingly. If the
+  step is shorter than for t = `visit_time`, burn-in is longer by the same factor.
+* `sweeps`: if f_s is uniform, clients are visited in random sweeps (`schedule.Shuffled`) instead of drawn independently
+  for each visit, so that the errors of one client and the others cancel (see `ops.langevin`).
 """
 
 from __future__ import annotations
@@ -19,6 +27,7 @@ from pyro_fed.algorithm.contract import Start
 from pyro_fed.algorithm.schedule import Categorical, Schedule, Shuffled
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_probabilities
+from pyro_fed.infer.langevin.langevin import DerivedStep
 from pyro_fed.infer.langevin.sgld import CorrectedLangevin
 from pyro_fed.infer.langevin.step import Fixed, ForVisits, Step
 from pyro_fed.infer.surrogates.surrogates import visit_shares
@@ -50,12 +59,11 @@ class VisitingLangevin(CorrectedLangevin):
         longest = cast(ForVisits, self.step).visit_time
         return self.usual_visit_time if longest is None else longest
 
-    def derived_step(self, num_clients: int, start: Start | None) -> tuple[float, float]:
-        """h of visits of time h T, at most `step.largest`; and of full length, for h T equal to `visit_time`."""
+    def derived_step(self, num_clients: int, start: Start | None) -> DerivedStep:
+        """h of visits of time h T, at most `step.largest`; of full size, for h T equal to `visit_time`."""
         largest = cast(ForVisits, self.step).largest
         visits = (self.visit_length(num_clients, start), self.visit_time)
-        step, full = (min(largest, visit / self.local_steps) for visit in visits)
-        return step, full
+        return DerivedStep(*(min(largest, visit / self.local_steps) for visit in visits))
 
     def visit_length(self, num_clients: int, start: Start | None) -> float:
         """h T if the step is derived."""

@@ -51,9 +51,9 @@ SHORT_VISIT_SHARE = 0.5
 class AveragedVisitContributions(VisitContributions):
     """Contributions to `FALD`, whose chains average the visits to all clients."""
 
-    def visit_weights(self, shared: State, clients: Tensor) -> Tensor:
+    def chain_shares(self, shared: State, clients: Tensor) -> Tensor:
         """p_c, the client's share among the clients of its chain."""
-        weight: Tensor = self.algorithm.visit_weights(shared, clients)
+        weight: Tensor = self.algorithm.chain_shares(shared, clients)
         return weight
 
     def bounding_obstacle(self) -> str | None:
@@ -67,7 +67,7 @@ class AveragedVisitContributions(VisitContributions):
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
         """Limit visits to the reach of the same visits to the surrogates, with the weights that the server gave."""
         held = super().bounded_messages(limits, shared, ledger, sent)
-        return held._replace(messages={**held.messages, "weight": self.visit_weights(shared, sent.clients)})
+        return held._replace(messages={**held.messages, "weight": self.chain_shares(shared, sent.clients)})
 
     def substitute_messages(self, shared: State, ledger: State, messages: State, clients: Tensor) -> State | None:
         """An empty dictionary: with `stand_in` visits end where they began, and a round is shorter by their share."""

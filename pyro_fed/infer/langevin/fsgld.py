@@ -15,10 +15,10 @@ Algorithm 1 in this package:
         v_s(θ), Eq. (4)                         `MinibatchScore`, or `ControlVariateScore`
         g_s(θ), Eq. (6)                         `ConduciveGradient.at`, by `conducive_gradients`
         v_s(θ) + α g_s(θ), Eq. (7)              `ConduciveScore`; `ClientState.score` joins them
-    Reassign_chain: samples are stored          `Langevin.combine`, `ChainStore.store`
+    Reassign_chain: samples are stored          `Langevin.combine`, `ChainStore.with_visits`
 
-Letters: α `conducive.alpha`; all others, and the deviations, as in `langevin.langevin`. Eq. (7) of the paper omits the
-prior, which Algorithm 1 has; it is included here.
+Letters: α `conducive.alpha`; all others as in `langevin.langevin`, and the deviations as there and in `dsgld`. Eq. (7)
+of the paper omits the prior, which Algorithm 1 has; it is included here.
 
 Deviation: if no step size is set, a round before the first (`surrogates.measuring`) measures the differences between
 the scores of surrogates and clients. Visits are short enough that these increase no parameter's variance by more than
@@ -39,6 +39,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.conducive_visits import Conducive, ConduciveVisits
 from pyro_fed.infer.langevin.dsgld import one_client
+from pyro_fed.infer.langevin.langevin import DerivedStep
 from pyro_fed.infer.langevin.step import Fixed, Measured, Step
 from pyro_fed.infer.langevin.visits import STABLE_STEP_SHARE
 from pyro_fed.infer.surrogates.measuring import Mismatch
@@ -54,7 +55,8 @@ class FSGLD(ConduciveVisits):
     Args:
         num_chains: M, chains that run at once.
         local_steps: T, steps a visit.
-        burn_in: first steps of each chain, which are not kept; more of them if a derived step is short.
+        burn_in: first steps of each chain, which are not kept. With a derived step shorter than the longest, burn-in
+            grows by the same factor, up to half a run by default.
         thin: one step in this many is kept.
         target_ess: the run ends when the slowest coordinate has this many effective draws (all chains together)
             and R-hat is at most 1.01 (1.025 of ten chains). None runs all rounds; if `run` gets no number, the
@@ -127,8 +129,8 @@ class FSGLD(ConduciveVisits):
         error = cast(Measured, self.step).visit_error
         return longest_visit(error, worst, num_clients, in_sweeps, self.visit_time)
 
-    def derived_step(self, num_clients: int, start: Start | None) -> tuple[float, float]:
+    def derived_step(self, num_clients: int, start: Start | None) -> DerivedStep:
         """h of visits that are short enough, and whose steps are stable."""
-        step, full = super().derived_step(num_clients, start)
+        step, full_step = super().derived_step(num_clients, start)
         steepest = float(required_start(start, self).shared["curvature"])
-        return min(step, STABLE_STEP_SHARE * STABLE / steepest), full
+        return DerivedStep(min(step, STABLE_STEP_SHARE * STABLE / steepest), full_step)

@@ -14,13 +14,8 @@ Deviations, in addition to those of `gradients` and `visits`; all are settings, 
 
 * `step.precondition`: G = A A' in place of I, the covariance of the Gaussian p(θ) Π_s q_s(θ), so that one step size
   serves posteriors of any scale: in the coordinates A⁻¹θ the posterior is about N(0, I).
-* the default step size, in preconditioned coordinates: min(`step.largest`, t / T), for visits of time t,
-  at most `visit_time`. During a visit the score has the error of one client's surrogate, so that a visit must be short
-  compared with the chain's relaxation time, which is 2 there; `FSGLD` measures these errors and chooses t accordingly.
-  SGLD has no clients and takes `step.largest`. If the step is shorter than for t = `visit_time`, burn-in is longer by
-  the same factor.
-* `sweeps`: if f_s is uniform, clients are visited in random sweeps (`schedule.Shuffled`) instead of drawn independently
-  for each visit, so that the errors of one client and the others cancel (see `ops.langevin`).
+* the default step size, in preconditioned coordinates, is `step.largest`; samplers whose chains travel between clients
+  shorten it (`dsgld`).
 * `target_ess`: the run ends when the slowest coordinate has this many effective draws and R-hat is small.
 """
 
@@ -28,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -63,12 +58,19 @@ from pyro_fed.infer.langevin.visits import (
     Visit,
     VisitNoise,
     Visits,
-    first_places,
+    longest_step_or_error,
     new_clients,
-    step_limits,
+    starting_points,
 )
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.infer.surrogates.surrogates import Surrogates, check_surrogates, surrogate_phase, visit_shares
+
+
+class DerivedStep(NamedTuple):
+    """A step size that is not set but derived."""
+
+    size: float  # h
+    full_size: float  # h before it was shortened for the clients' errors or curvature; `burn_in` counts such steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,8 +130,8 @@ class Langevin(Tempered, Chains):
         return False
 
     @property
-    def scores_every_visit(self) -> bool:
-        """Whether a visit computes a gradient of its own before its steps."""
+    def needs_visit_gradient(self) -> bool:
+        """Whether a visit computes a gradient before its steps, which depends on where it begins."""
         return False
 
     @property
@@ -143,13 +145,13 @@ class Langevin(Tempered, Chains):
         """The steps of a visit: the rule by which they fall, and which of them are sent."""
         return StepSizes(self.local_steps, self.thin, self.rule.decay, self.rule.decay_offset)
 
-    def derived_step(self, num_clients: int, start: Start | None) -> tuple[float, float]:
-        """The derived h in preconditioned coordinates, which some shorten, and its full length, the unit of burn-in."""
+    def derived_step(self, num_clients: int, start: Start | None) -> DerivedStep:
+        """The derived h in preconditioned coordinates."""
         largest = cast(Derived, self.step).largest
-        return largest, largest
+        return DerivedStep(largest, largest)
 
-    def half_run(self, num_clients: int) -> int:
-        """Half of the steps of a run by default: no burn-in is made longer, so that draws remain to be judged."""
+    def max_burn_in(self, num_clients: int) -> int:
+        """The longest burn-in of short steps: half of the steps of a default run, so that draws remain to be judged."""
         return self.default_rounds(num_clients) * self.local_steps // 2
 
     # -- start ----------------------------------------------------------------------------------------------
@@ -165,18 +167,18 @@ class Langevin(Tempered, Chains):
     ) -> tuple[State, State]:
         """Start chains at draws of p(θ) Π q_s(θ), or of the prior if there are no surrogates."""
         visit_share = self.client_shares(num_clients).to(problem.dtype)
-        begin = first_places(problem, self.surrogates, start, self.num_chains, self.rule.preconditions, generator)
-        clients, visited = self.equip(new_clients(begin, visit_share), begin, visit_share), None
+        begin = starting_points(problem, self.surrogates, start, self.num_chains, self.rule.preconditions, generator)
+        clients, visited = self.with_score_terms(new_clients(begin, visit_share), begin, visit_share), None
         step, burn_in = self.rule.given_size, self.burn_in
         if step is None:
-            step, full = self.derived_step(num_clients, start)
-            burn_in = longer_burn_in(burn_in, full / step, self.half_run(num_clients))
+            step, full_step = self.derived_step(num_clients, start)
+            burn_in = longer_burn_in(burn_in, full_step / step, self.max_burn_in(num_clients))
             clients = clients._replace(longest_step=torch.full_like(visit_share, torch.inf))
             visited = torch.zeros(num_clients, dtype=torch.bool)
         chains, h = ChainStore.begin(begin.position), begin.position.new_tensor(step)
         return as_entries(ServerState(chains, torch.tensor(burn_in), h, visit_share, visited)), as_entries(clients)
 
-    def equip(self, clients: ClientState, begin: Beginning, visit_share: Tensor) -> ClientState:
+    def with_score_terms(self, clients: ClientState, begin: Beginning, visit_share: Tensor) -> ClientState:
         """The clients' states with what their estimate of the score needs; `visit_share` is f_s, (K,)."""
         return clients
 
@@ -193,19 +195,19 @@ class Langevin(Tempered, Chains):
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Take T steps of each chain at its client (`Update` of Algorithm 1)."""
         arrival = entries_as(Arrival, shared)
-        client, news = self.after_first_visit(problem, arrival, entries_as(ClientState, local), data)
+        client, news = self.with_entries_of_first_visit(problem, arrival, entries_as(ClientState, local), data)
         score = self.score_of_visit(problem, client, arrival.position, data)
         _, visit, figures = self.visits(data).one_round(problem, arrival, client, score, data, noise)
         return visit._asdict(), news, figures
 
-    def after_first_visit(
+    def with_entries_of_first_visit(
         self, problem: Problem, arrival: Arrival, client: ClientState, data: ClientData
     ) -> tuple[ClientState, State]:
         """The clients' states after first visits, which find the longest step or check it, and new entries."""
         if bool(client.ready.all()):
             return client, {}
         batch = data.full_batch()
-        limits = step_limits(type(self).__name__, problem, arrival, client, client.score(), batch)
+        limits = longest_step_or_error(type(self).__name__, problem, arrival, client, client.score(), batch)
         news = {"ready": torch.ones_like(client.ready), **self.first_gradients(problem, client, batch), **limits}
         return client._replace(**news), news
 
@@ -238,7 +240,8 @@ class Langevin(Tempered, Chains):
         return message_limits.grown(start, messages)
 
     def stand_in(self, shared: State, messages: State, slots: Tensor, asked: Tensor) -> State:
-        return entries_as(ServerState, shared).with_failed_visits(messages, slots, asked)
+        """Messages with the failed visits filled in."""
+        return entries_as(ServerState, shared).with_failed_visits_filled(messages, slots, asked)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         return self.combine_rounds(shared, {name: value.unsqueeze(0) for name, value in messages.items()})[-1]
@@ -246,22 +249,22 @@ class Langevin(Tempered, Chains):
     def combine_rounds(self, shared: State, messages: State) -> list[State]:
         """Store the chains of R rounds, (R, C, ...)."""
         visits = entries_as(Visit, messages)
-        return self.states_after(shared, visits, visits)
+        return self.stored_states(shared, visits, visits)
 
-    def states_after(self, shared: State, chains: Visit, visits: Visit) -> list[State]:
+    def stored_states(self, shared: State, chains: Visit, visits: Visit) -> list[State]:
         """The server's state after each of R rounds: chains (R, M, ...) to keep, and visits (R, C, ...)."""
         server = entries_as(ServerState, shared)
-        half_run = self.half_run(len(server.visit_share))
-        after = shared | as_entries(server.after_visits(visits, self.step_sizes, half_run))
+        max_burn_in = self.max_burn_in(len(server.visit_share))
+        after = shared | as_entries(server.after_visits(visits, self.step_sizes, max_burn_in))
         burn_in = int(server.burn_in)
-        stores = server.chains.store(chains, self.local_steps, burn_in, self.thin, self.target_ess)
+        stores = server.chains.with_visits(chains, self.local_steps, burn_in, self.thin, self.target_ess)
         return [after | as_entries(one) for one in stores]
 
     # -- several rounds at once -----------------------------------------------------------------------------
     def rounds_ahead(self, shared: State) -> int:
         """Rounds until chains are judged, as memory allows; one until clients have found their longest steps."""
         visits = self.visits_a_round(shared)
-        return entries_as(ServerState, shared).rounds_ahead(self.local_steps, self.thin, self.target_ess, visits)
+        return entries_as(ServerState, shared).rounds_until_check(self.local_steps, self.thin, self.target_ess, visits)
 
     def onward(self, received: State, messages: State, clients: Tensor) -> State:
         """The next visits of the chains, from their present positions."""
@@ -270,7 +273,7 @@ class Langevin(Tempered, Chains):
 
     def draw_noises(self, problem: Problem, num_rows: Tensor, generators: Iterator[torch.Generator]) -> Noise | None:
         """The draws of `draw_noise` for many visits, in one tensor, if clients take all of their rows."""
-        return self.visit_noise.draw_many(problem, num_rows, generators)
+        return self.visit_noise.noise_of_visits(problem, num_rows, generators)
 
     def local_rounds(
         self,
@@ -284,7 +287,7 @@ class Langevin(Tempered, Chains):
     ) -> LocalRounds | None:
         """R visits of each chain, if all clients have been visited before, so that only steps are left."""
         arrival, client = entries_as(Arrival, received), entries_as(ClientState, local)
-        if self.scores_every_visit or not bool(client.ready.all()):
+        if self.needs_visit_gradient or not bool(client.ready.all()):
             return None
         score = self.score_of_visit(problem, client, arrival.position, data)
         visits = self.visits(data)

@@ -104,7 +104,7 @@ class SAGALD(Langevin):
         if not bool(client.ready.all()):
             table = problem.mapped(row_scores, (0, BATCHES), calls=0)(arrival.position, data.full_batch())
             memory = Table(table, table.sum(1))
-        client, news = self.after_first_visit(problem, arrival, client, data)
+        client, news = self.with_entries_of_first_visit(problem, arrival, client, data)
         score = SagaScore(client.inverse_f)
         end, visit, figures = self.visits(data).one_round(problem, arrival, client, score, data, noise, memory)
         return visit._asdict() | end.memory._asdict(), news, figures

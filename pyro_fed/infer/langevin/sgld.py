@@ -54,8 +54,8 @@ class CorrectedLangevin(Langevin):
         return self.control_variate is True
 
     @property
-    def scores_every_visit(self) -> bool:
-        """Whether a visit computes a gradient of its own before its steps."""
+    def needs_visit_gradient(self) -> bool:
+        """Whether a visit computes a gradient before its steps, which depends on where it begins."""
         return self.control_variate == "visit"
 
     @property
@@ -63,7 +63,7 @@ class CorrectedLangevin(Langevin):
         """How minibatches are drawn: as pieces of permutations, or independently."""
         return super().pick_rows if self.minibatches == "anew" else draw_minibatches
 
-    def equip(self, clients: ClientState, begin: Beginning, visit_share: Tensor) -> ClientState:
+    def with_score_terms(self, clients: ClientState, begin: Beginning, visit_share: Tensor) -> ClientState:
         """The clients' states with an entry for the gradient of all rows at θ*, which first visits compute."""
         if not self.control_variate or self.batch_size is None:
             return clients

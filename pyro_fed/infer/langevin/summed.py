@@ -85,6 +85,8 @@ class SummedChains(Algorithm):
     """Langevin chains at the server, by the clients' scores at the chains' positions."""
 
     draws_are: ClassVar[str] = "chains"
+    #: When the step size may be left out, at the end of the error that asks for it.
+    step_size_is_optional: ClassVar[str] = ""
 
     step_size: float | None = None
     temperature: float = 1.0
@@ -118,12 +120,12 @@ class SummedChains(Algorithm):
         )
         return as_entries(state), {}
 
-    def first_step_size(self, problem: Problem, otherwise: str = "") -> float:
-        """h; SettingError if it is not set, with `otherwise` at the end of the message."""
+    def first_step_size(self, problem: Problem) -> float:
+        """h; SettingError if it is not set."""
         if self.step_size is None:
             raise SettingError(
                 f"{type(self).__name__}: give step_size, about a quarter of the narrowest posterior variance, such as "
-                f"{1 / max(1, problem.num_rows):.2g}{otherwise}"
+                f"{1 / max(1, problem.num_rows):.2g}{self.step_size_is_optional}"
             )
         return self.step_size
 
@@ -249,6 +251,7 @@ class SummedLangevin(SummedChains):
     """
 
     additive: ClassVar[bool] = True
+    step_size_is_optional: ClassVar[str] = "; only with combination=pf.Private(...) it follows from the noise"
 
     row_norm: float | None = None
     released_noise: float = 0.0
@@ -262,12 +265,12 @@ class SummedLangevin(SummedChains):
     def contributions(self) -> Contributions:
         return SummedContributions(self)
 
-    def first_step_size(self, problem: Problem, otherwise: str = "") -> float:
+    def first_step_size(self, problem: Problem) -> float:
         """h; by default the longest step that the privacy noise allows."""
         noise = self.released_noise / self.temperature
         if self.step_size is None and noise:
             return 4 / noise**2
-        return super().first_step_size(problem, "; only with combination=pf.Private(...) it follows from the noise")
+        return super().first_step_size(problem)
 
     # -- a round --------------------------------------------------------------------------------------------
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:

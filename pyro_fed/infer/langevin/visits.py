@@ -10,9 +10,9 @@ G = A A' is the preconditioner; A = I in the papers. The midpoint rule takes the
 exact for every stable h, while that of Eq. (1) is too large by a factor of 1/(1 - hλ/4).
 
 A derived step is stable at the steepest client (`longest_steps`): h λ < 4, λ the largest eigenvalue of A'HA, H = -∇v,
-by power iteration (`ops.langevin` has the derivation). A product A'HA v costs two gradients, so that λ costs about
-forty. From the next round on all clients have the same steps, since steps that depend on the client would change the
-stationary distribution.
+by power iteration (`ops.langevin` has the derivation). Each product A'HA v costs two gradients; the power iteration
+costs about forty. From the next round on all clients have the same steps, since steps that depend on the client would
+change the stationary distribution.
 
 Chains begin at draws of p(θ) Π_s q_s(θ), or of the prior. The covariance of that Gaussian is A A', and control variates
 and conducive gradients are evaluated at its mode θ*.
@@ -81,9 +81,9 @@ class ClientState(NamedTuple):
             unbiased = ControlVariateScore(self.inverse_f, anchor, self.anchor_score)
         return unbiased if self.conducive is None else ConduciveScore(unbiased, self.conducive)
 
-    def limit_step(self, step_size: Tensor, at: Tensor | slice = slice(None)) -> Tensor:
-        """h of visits, bounded by each client's longest step; `at` are the clients visited, by default all in order."""
-        return step_size if self.longest_step is None else torch.minimum(step_size, self.longest_step[at])
+    def shortened(self, step_size: Tensor, index: Tensor | slice = slice(None)) -> Tensor:
+        """h of visits, bounded by the longest steps of the clients visited, of which `index` has the places."""
+        return step_size if self.longest_step is None else torch.minimum(step_size, self.longest_step[index])
 
 
 class Arrival(NamedTuple):
@@ -114,7 +114,7 @@ class Beginning(NamedTuple):
     gaussians: tuple[Gaussian, Gaussian] | None = None  # the surrogates q_s, batch (K,), and p(θ) Π_s q_s(θ)
 
 
-def first_places(
+def starting_points(
     problem: Problem,
     surrogates: object,
     start: Start | None,
@@ -158,15 +158,15 @@ def new_clients(begin: Beginning, visit_share: Tensor) -> ClientState:
 
 
 @lru_cache(maxsize=8)
-def no_picks(batch_size: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Empty minibatches of a client that takes all its rows; `minibatches_at` fills them."""
+def unused_minibatches(batch_size: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Empty minibatches of a client with at most m rows; `with_all_rows_where_few` fills them."""
     return {
         "position": torch.zeros(0, batch_size, dtype=torch.int64),
         "weight": torch.zeros(0, batch_size, dtype=dtype),
     }
 
 
-def minibatches_at(position: Tensor, weight: Tensor, num_rows: Tensor, steps: int) -> Minibatch:
+def with_all_rows_where_few(position: Tensor, weight: Tensor, num_rows: Tensor, steps: int) -> Minibatch:
     """Minibatches (T, C, m): those that were drawn, or all rows of a client with at most m rows."""
     slot = torch.arange(position.shape[-1], device=num_rows.device)
     rows = num_rows.unsqueeze(-1)
@@ -195,11 +195,13 @@ class VisitNoise:
         if self.batch_size is None:
             return {"normal": normal}
         if num_rows <= self.batch_size:
-            return {"normal": normal, **no_picks(self.batch_size, problem.dtype)}
+            return {"normal": normal, **unused_minibatches(self.batch_size, problem.dtype)}
         picks = self.pick_rows(num_rows, self.batch_size, self.local_steps, generator, problem.dtype)
         return {"normal": normal, "position": picks.position, "weight": picks.weight}
 
-    def draw_many(self, problem: Problem, num_rows: Tensor, generators: Iterator[torch.Generator]) -> Noise | None:
+    def noise_of_visits(
+        self, problem: Problem, num_rows: Tensor, generators: Iterator[torch.Generator]
+    ) -> Noise | None:
         """The noise of V visits in one tensor, (T, V, D); None if a client does not take all of its rows."""
         size = self.batch_size
         if size is not None and int(num_rows.max()) > size:
@@ -207,7 +209,7 @@ class VisitNoise:
         normal = torch.empty(len(num_rows), self.local_steps, problem.dim, dtype=problem.dtype)
         for visit, generator in zip(normal, generators, strict=True):
             visit.normal_(generator=generator)
-        no_rows = {} if size is None else no_picks(size, problem.dtype)
+        no_rows = {} if size is None else unused_minibatches(size, problem.dtype)
         picks = {name: value.new_empty(0, len(num_rows), value.shape[-1]) for name, value in no_rows.items()}
         return {"normal": normal.transpose(0, 1), **picks}
 
@@ -288,22 +290,22 @@ class StepSizes:
         sizes: Tensor = scale * decay
         return sizes
 
-    def shortest_share(self, done: Tensor, step_size: Tensor, used: Tensor) -> float:
-        """The smallest share of its full length of a step `used` in R rounds (R, C, T / stride), or 1."""
+    def smallest_step_ratio(self, done: Tensor, step_size: Tensor, used: Tensor) -> float:
+        """The smallest ratio of steps `used` in R rounds (R, C, T / stride) to full ones, or 1 up to rounding."""
         each = done + self.local_steps * torch.arange(len(used))
-        whole = self.of_visit(each, step_size.expand(len(used)))[self.stride - 1 :: self.stride]
-        share = float((used / whole.T.unsqueeze(1)).amin())
-        return share if 0 < share < SAME_STEP_SHARE else 1.0
+        full_steps = self.of_visit(each, step_size.expand(len(used)))[self.stride - 1 :: self.stride]
+        ratio = float((used / full_steps.T.unsqueeze(1)).amin())
+        return ratio if 0 < ratio < SAME_STEP_SHARE else 1.0
 
 
 #: An unstable derived step is replaced by this share of the largest stable one.
 STABLE_STEP_SHARE = 0.25
 
 
-def step_limits(
+def longest_step_or_error(
     name: str, problem: Problem, arrival: Arrival, client: ClientState, score: Score, batch: Batch
 ) -> State:
-    """Each client's longest step, by its curvature at a chain's position; fixed steps that are longer are refused."""
+    """Each client's longest step, by its curvature at a chain's position; SettingError if a fixed one is longer."""
     curvature = largest_curvature(problem, arrival.position, score, client.factor, batch)
     if client.longest_step is not None:
         return {"longest_step": longest_steps(arrival.step_size, curvature).to(client.longest_step.dtype)}
@@ -362,7 +364,7 @@ class Visits:
         memory: Memory = (),
     ) -> tuple[LangevinState, Visit, State]:
         """Take T steps of C chains at C clients: the chains' ends, the messages, and diagnostics."""
-        steps = self.step_sizes.of_visit(arrival.steps, client.limit_step(arrival.step_size))
+        steps = self.step_sizes.of_visit(arrival.steps, client.shortened(arrival.step_size))
         rows, axes = with_batches(data, self.batch_size)
         end, trace = problem.scan(
             self.integrator.step,
@@ -384,27 +386,27 @@ class Visits:
         data: ClientData,
         noise: Noise,
         clients: Tensor,
-        at: Tensor,
+        index: Tensor,
     ) -> LocalRounds:
-        """Take the steps of C chains in R rounds; arguments as for `one_round`, of K clients, and `local_rounds`."""
-        rounds, length = len(at), self.step_sizes.local_steps
+        """Take the steps of C chains in R rounds at clients (R, C), of which `index` has the places among K."""
+        rounds, length = len(index), self.step_sizes.local_steps
 
         def in_turn(value: Tensor) -> Tensor:
             """(T, R C, ...) as (R T, C, ...)."""
-            by_round: Tensor = value.unflatten(1, at.shape).transpose(0, 1)
+            by_round: Tensor = value.unflatten(1, index.shape).transpose(0, 1)
             return by_round.flatten(0, 1)
 
-        done = arrival.steps + length * torch.arange(rounds, device=at.device).unsqueeze(1)
-        step_size = arrival.step_size.expand(at.shape)
-        steps = self.step_sizes.of_visit(done, client.limit_step(step_size, at))
+        done = arrival.steps + length * torch.arange(rounds, device=index.device).unsqueeze(1)
+        step_size = arrival.step_size.expand(index.shape)
+        steps = self.step_sizes.of_visit(done, client.shortened(step_size, index))
         rows, axes = with_batches(data, self.batch_size)
-        picks = self._picks(noise, data.num_rows[at.flatten()])
+        picks = self._picks(noise, data.num_rows[index.flatten()])
         ends, trace = problem.scans(
             self.integrator.step,
             LangevinState(arrival.position),
             Client(score, client.factor, rows),
             StepInput(in_turn(noise["normal"]), in_turn(steps.flatten(1)), picks and Minibatch(*map(in_turn, picks))),
-            at,
+            index,
             Client._make((0, 0, axes)),
             (self.step_sizes.stride, 1),
         )
@@ -418,7 +420,7 @@ class Visits:
         """The minibatches of visits, (T, C, m), from `num_rows` (C,) of their clients; () if all rows are taken."""
         if self.batch_size is None:
             return ()
-        return minibatches_at(noise["position"], noise["weight"], num_rows, self.step_sizes.local_steps)
+        return with_all_rows_where_few(noise["position"], noise["weight"], num_rows, self.step_sizes.local_steps)
 
     def _messages(self, client: Tensor, position: Tensor, trace: Trace, steps: Tensor) -> Visit:
         """The messages, from the chains' ends, every `stride`-th draw, and the norms and h of all steps."""

@@ -112,8 +112,8 @@ class VRFALD(AveragedLangevin):
         check_between(self, "shared_noise", 0.0, 1.0, "[]")
 
     @property
-    def scores_every_visit(self) -> bool:
-        """Whether a visit computes a gradient of its own before its steps."""
+    def needs_visit_gradient(self) -> bool:
+        """Whether a visit computes a gradient before its steps, which depends on where it begins."""
         return True
 
     def init(
@@ -149,7 +149,7 @@ class VRFALD(AveragedLangevin):
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Take T steps of Eq. (1); the message contains the score of all rows at their start."""
         arrival, client = entries_as(Arrival, shared), entries_as(ClientState, local)
-        client, new_state = self.after_first_visit(problem, arrival, client, data)
+        client, new_state = self.with_entries_of_first_visit(problem, arrival, client, data)
         score_of_all_rows = problem.mapped(likelihood_score, (0, BATCHES))(arrival.position, data.full_batch())
         has_reference, share = shared["has_reference"].unsqueeze(-1), 1 / client.inverse_f.unsqueeze(-1)
         anchor = torch.where(has_reference, shared["reference"], arrival.position)

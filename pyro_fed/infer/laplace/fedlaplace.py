@@ -9,8 +9,8 @@ In a round the server sends θ, d and an aim, which is one of the fractions s_j:
 Every client sends its log-likelihood at θ + s_j d for every s_j (the line search), and score and curvature at the aim.
 If another fraction is much better, the server moves there and requests score and curvature with d = 0, except after
 steps too short for reliable values (`SHORT_STEP`). A mode search that leaves the posterior mass for a spike of the
-density returns to the point of largest mass, f(θ) |H|^(-1/2). Fractions that move a logarithm or a logit by more than
-`MAX_LOG_STEP` are ignored: likelihoods are flat far away, and densities at e^40 are dominated by rounding.
+density returns to the point of largest mass, |H|^(-1/2) exp f(θ). Fractions that move a logarithm or a logit by more
+than `MAX_LOG_STEP` are ignored: likelihoods are flat far away, and densities at e^40 are dominated by rounding.
 
 |H| has the eigenvalues of H in absolute value, after H is scaled to a diagonal of ±1 (so that no parameter's unit
 matters) and not below `ops.matrices.MIN_EIGENVALUE`; a positive definite H is unchanged. With a diagonal structure H
@@ -85,7 +85,9 @@ def limited_values(
     """Values on a line (K, L), limited by the clients' sites and the cohort's departures, and their sum at `point`.
 
     Sites are quadratic, so that honest values depart from them by terms of third order, of similar size per row.
-    Departures beyond `pull` SDs of the cohort's are limited. Levels cannot be checked and are set to the median.
+    Departures beyond `pull` SDs of the cohort's are limited. The SDs are per row, but a limit grows only with the root
+    of the rows that a client claims: an honest client with many rows may be limited. Levels cannot be checked and are
+    set to the median.
     `line` (L + 1, D) has the differences of the line's points, and last of the current point, from `point`.
     """
     score, zero = sites.score(point.expand_as(sites.eta)), torch.zeros_like(sites.eta)
@@ -114,7 +116,7 @@ class LaplaceContributions(SiteContributions):
         return as_state(gaussian(local)) if "eta" in local else None
 
     def client_sites_after(self, sites: State, messages: State, feedback: State) -> State | None:
-        """The sites in the messages, which replace the previous ones."""
+        """The sites in the messages, which replace the previous ones without any step of the server's."""
         return as_state(gaussian(messages))
 
     def site_changes(self, shared: State, ledger: State, sent: SentMessages) -> Gaussian:
@@ -137,7 +139,7 @@ class LaplaceContributions(SiteContributions):
         point = server.line.end
         limited = limits.sites(server.prior, gaussian(sent.messages), point, sent.own_rows)
         values, start = limited_values(
-            limited.sites, point, self._along(server), sent.messages["values"], limits.pull, sent.own_rows
+            limited.sites, point, self._line_from_aim(server), sent.messages["values"], limits.pull, sent.own_rows
         )
         usable = sent.messages["usable"]
         usable = torch.full_like(
@@ -145,7 +147,7 @@ class LaplaceContributions(SiteContributions):
         )  # the majority's, so that no client decides alone
         # Values continue from the last value: the median level differs from point to point, and masses at different
         # points are compared.
-        last_value = server.value - server.prior_value[self._shortest]
+        last_value = server.value - server.prior_value[self._smallest_fraction_index]
         level = torch.where(last_value.isfinite(), last_value - start, 0.0) / len(values)
         return BoundedMessages(
             shared,
@@ -163,14 +165,16 @@ class LaplaceContributions(SiteContributions):
         return {**flat, "usable": torch.ones_like(flat["usable"])}
 
     @property
-    def _shortest(self) -> int:
+    def _smallest_fraction_index(self) -> int:
         """The index of the fraction that is nearest to the point itself."""
         fractions: tuple[float, ...] = self.algorithm.fractions
         return fractions.index(min(fractions))
 
-    def _along(self, server: Server) -> Tensor:
+    def _line_from_aim(self, server: Server) -> Tensor:
         """The line's points relative to the point aimed at, (L + 1, D); the last is nearest to the current point."""
-        fractions = server.point.new_tensor([*self.algorithm.fractions, self.algorithm.fractions[self._shortest]])
+        fractions = server.point.new_tensor(
+            [*self.algorithm.fractions, self.algorithm.fractions[self._smallest_fraction_index]]
+        )
         return (fractions - server.aim).unsqueeze(-1) * server.direction
 
 
@@ -187,7 +191,7 @@ class FedLaplace(GaussianAlgorithm):
         curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians as far as
             the covariance is full by default.
         tolerance: the run has converged when the next Newton step is shorter than this many posterior SDs,
-            (d'Hd)^(1/2).
+            (d'|H|d)^(1/2).
         start: "zeros" on the unconstrained scale (or a nearby point or a draw of the prior if the density or a
             derivative is not finite there), a draw from the "prior", the average of "fedavg", or "auto": "fedavg" for
             networks, whose log density is stationary at zeros and has many modes, and "zeros" for other models.
@@ -260,11 +264,11 @@ class FedLaplace(GaussianAlgorithm):
 
     def prepare(self, problem: Problem, shared: State) -> State:
         """Compute the prior's part: its values on the line, and its site at the aim."""
-        entries = self.of_the_prior(problem, Line(*(part[None] for part in entries_as(Line, shared))))
+        entries = self.prior_on_line(problem, Line(*(part[None] for part in entries_as(Line, shared))))
         return {**shared, **{name: value[0] for name, value in entries.items()}}
 
-    def of_the_prior(self, problem: Problem, line: Line) -> State:
-        """The prior's part at C states; `line` is the server's message, (C, ...)."""
+    def prior_on_line(self, problem: Problem, line: Line) -> State:
+        """The prior's values on lines (C, ...), and its sites at their aims."""
         moments = self.derivatives().of_prior(problem, line.end[None])
         values = problem.mapped(prior_values, (0,))(line.trials(self.fractions).to(problem.dtype)).double()
         return {"prior_value": values, **as_state(site_of(moments, line.end), "prior_")}
@@ -326,13 +330,25 @@ class FedLaplace(GaussianAlgorithm):
             return replace(state_after_arrival(server, gaussian(messages), totals[aimed]), aim=next_aim)
         shows_fall = bool(server.indefinite) or not float(server.decrement) <= SHORT_STEP or aimed_gain < -SHORT_STEP
         if not (shows_fall or requested_again) and is_usable:
-            if aimed == self.fractions.index(1.0):
-                return state_after_arrival(server, gaussian(messages), totals[aimed])
-            return replace(server, aim=one)
+            return self._after_full_step(server, gaussian(messages), totals[aimed])
         if gain > 0 and best != aimed:
-            point = server.point + self.fractions[best] * server.direction
-            return replace(server, point=point, direction=torch.zeros_like(point), value=totals[best], aim=next_aim)
-        smallest = min(self.fractions)
+            return self._moved_along(server, self.fractions[best], totals[best], next_aim)
+        return self._with_shorter_line(server)
+
+    def _after_full_step(self, server: Server, sites: Gaussian, value: Tensor) -> Server:
+        """The state after the Newton step itself; it becomes the aim if it was not."""
+        one = torch.ones_like(server.aim)
+        is_aim = self.fractions.index(float(server.aim)) == self.fractions.index(1.0)
+        return state_after_arrival(server, sites, value) if is_aim else replace(server, aim=one)
+
+    def _moved_along(self, server: Server, fraction: float, value: Tensor, aim: Tensor) -> Server:
+        """The state at a fraction of the line, where score and curvature are not known, so that the line is a point."""
+        point = server.point + fraction * server.direction
+        return replace(server, point=point, direction=torch.zeros_like(point), value=value, aim=aim)
+
+    def _with_shorter_line(self, server: Server) -> Server:
+        """The state with the smallest fraction of the line as the next line."""
+        smallest, one = min(self.fractions), torch.ones_like(server.aim)
         return replace(server, direction=server.direction * smallest, length=server.length * smallest, aim=one)
 
     def monitor(self, before: State, after: State) -> dict[str, float]:

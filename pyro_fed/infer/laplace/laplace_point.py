@@ -23,7 +23,7 @@ from pyro_fed.ops.matrices import MIN_EIGENVALUE, equilibrated_cholesky
 MAX_CURVATURE_FALL = 100.0
 #: Longest Newton step at a saddle, where the curvature is not positive definite, in SDs of |H|.
 MAX_SADDLE_STEP = 1.0
-#: Loss of mass, log f - log|H|^(1/2), since a point where H was positive definite, in nats, after which a search that
+#: Loss of log mass, f - log|H|^(1/2), since a point where H was positive definite, in nats, after which a search that
 #: has not converged has left the posterior for a spike, as where a hierarchy's scale goes to zero. The spike contains
 #: less than a thousandth of the mass.
 MAX_LOST_MASS = 7.0
@@ -61,7 +61,7 @@ class Server:
     length: Tensor  # length of the part of it that is tried
     fall: Tensor  # minus the log ratio of the curvatures along the last step, per posterior SD
     indefinite: Tensor  # 1 if H was not positive definite
-    most_mass: Tensor  # log of the largest mass f |H|^(-1/2) of a point where H was positive definite
+    most_mass: Tensor  # log of the largest mass |H|^(-1/2) exp f of a point where H was positive definite
     best_point: Tensor  # the point of `most_mass`
     rough_mass: Tensor  # log of the largest mass of all points, by |H|
     rough_point: Tensor  # the point of `rough_mass`

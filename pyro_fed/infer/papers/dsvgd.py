@@ -141,7 +141,7 @@ class SiteParticles(ParticleAlgorithm, Indicators):
         particles, optimiser = carry
         q, site, rows = const
         scores = self.tilted_scores(problem, particles, q, site, batch_of(rows, picks))
-        return self.stepped(particles, scores, optimiser)
+        return self.step_and_entropy(particles, scores, optimiser)
 
     def indicate(self, kind: str, problem: Problem, shared: State, local: State, data: ClientData) -> State:
         """The KSD of the particles from the client's tilted distribution, or the client's likelihood scores there."""

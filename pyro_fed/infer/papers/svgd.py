@@ -86,7 +86,7 @@ class PaperSVGD(ParticleAlgorithm):
 
     def _step(self, problem: Problem, carry: Any, const: Any, picks: Any) -> tuple[Any, tuple[Tensor, ...]]:
         particles, optimiser = carry
-        return self.stepped(particles, self._scores(problem, particles, batch_of(const, picks)), optimiser)
+        return self.step_and_entropy(particles, self._scores(problem, particles, batch_of(const, picks)), optimiser)
 
     def _height(self, problem: Problem, particles: Tensor, batch: Batch) -> Tensor:
         """Mean log density of the target at the particles, ()."""

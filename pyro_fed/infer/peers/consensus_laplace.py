@@ -116,7 +116,7 @@ class ConsensusLaplace(Algorithm, OnGraph):
             states.append(self._decide(Sums(*(part[i] for part in sums)), agent_state))
         server = {name: torch.stack([state[name] for state in states]) for name in local}
         line = entries_as(Line, server)
-        server |= self.newton.of_the_prior(problem, line)
+        server |= self.newton.prior_on_line(problem, line)
         site, _, info = self.newton.local_step(problem, line._asdict(), {}, data, noise)
 
         def over_centrality(part: Tensor) -> Tensor:

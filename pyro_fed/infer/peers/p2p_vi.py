@@ -12,7 +12,7 @@ on a Gaussian guide (`guides.gaussian_guides`).
 Letters: W `graph`, v `centrality`, q_i `shared`, b_i message, t_i `local`.
 
 Weighting. As published, beliefs are near  p(θ) Π_j p(D_j | θ)^(v_j)  after each datum was used once, which counts about
-1/A of the data. Agents that reuse their data in every round, as in Section V, count them again each time.
+1/A of the data. In Section V agents reuse their data, so each round counts the data again.
 `weighting="paper"` does this. With the default, `weighting="exact"`, likelihoods are raised to 1/v_i, and an agent that
 reuses its data replaces its old site instead of adding a new one (see `peers.peer_gaussian`). Every agent then
 converges to the posterior of the pooled data, or for models that are not conjugate to the variational posterior (the
@@ -70,9 +70,9 @@ from pyro_fed.infer.peers.peer_sites import (
     History,
     Turn,
     complete_consensus_belief,
-    improper_with_sites,
     new_site,
     public_belief,
+    sum_of_sites_is_improper,
 )
 from pyro_fed.infer.peers.update import Newton, Update, check_update
 from pyro_fed.infer.sites.gaussian_sites import as_state, flat_like, gaussian, is_finite, where
@@ -155,16 +155,19 @@ class P2PVI(PeerGaussian):
             )
 
     def _check_start(self) -> None:
-        if self.weighting == "exact" and self.start == "draw":
+        published, by_gradients = self.weighting == "paper", self.solver.by_gradients
+        draws_the_mean = self.start == "draw"
+        averages_wrongly = (self.start == "fedavg") != (by_gradients and self.start != "auto")
+        has_laplace_start = self.start in ("consensus", "local")
+        if draws_the_mean and not published:
             raise SettingError("P2PVI: start='draw' uses a wrong prior mean; it needs weighting='paper'")
-        averages = self.solver.by_gradients
-        if (self.start == "fedavg") != (averages and self.start != "auto") or (averages and self.weighting == "paper"):
+        if averages_wrongly or (by_gradients and published):
             raise SettingError(
                 "P2PVI: update='ivon' begins at the point that averaging finds, start='fedavg', which is also what "
                 f"'auto' takes then, with weighting='exact'; received update={self.update!r}, "
                 f"start={self.start!r}, weighting={self.weighting!r}"
             )
-        if self.weighting == "paper" and self.start in ("consensus", "local"):
+        if has_laplace_start and published:
             raise SettingError(
                 "P2PVI: weighting='paper' begins at the prior, start='prior' or 'draw'; for "
                 f"start={self.start!r} use weighting='exact'"
@@ -188,7 +191,7 @@ class P2PVI(PeerGaussian):
 
     @property
     def kind(self) -> Kind:
-        """The curvature of likelihoods in Newton steps and starts; Hessians in the starts of updates without one."""
+        """The curvature of starts, and of updates that use one; "hessian" for other updates."""
         return super().kind if self.solver.takes_curvature else "hessian"
 
     @property
@@ -225,7 +228,7 @@ class P2PVI(PeerGaussian):
         none = torch.zeros_like(shared["eta"][:, 0])
         turn = Turn(
             next_row=none.long(),
-            strict=none.bool() if self.accelerates else None,
+            must_stay_proper=none.bool() if self.accelerates else None,
             pace=torch.ones_like(none) if self.solver.round_decay != 1 else None,
         )
         if self.accelerates:
@@ -274,27 +277,29 @@ class P2PVI(PeerGaussian):
         """b_i, the changes of the agents' states, and the fraction s of each site's change, (C,)."""
         q, weight, agent = gaussian(shared), self.weight(shared["centrality"]), entries_as(Agent, local)
         old_site = agent.site if self.keeps_site else flat_like(q)  # as published, a new site is added
-        turn, points, is_improper, new_entries = entries_as(Turn, local), q, improper_with_sites(q, agent.site), State()
+        turn, points, new_entries = entries_as(Turn, local), q, State()
+        had_improper_sum = sum_of_sites_is_improper(q, agent.site)
         rows, next_row = turn.rows(data, self.batch_size)
         if self.accelerates:
             history = entries_as(History, local).look_ahead(q)
             points = history.at
             new_entries |= as_entries(history)
-        strict = None if turn.strict is None else turn.strict | is_improper
+        must_stay_proper = None if turn.must_stay_proper is None else turn.must_stay_proper | had_improper_sum
         pace = None if turn.pace is None else turn.pace * self.solver.round_decay
-        new_entries |= as_entries(Turn(next_row, strict, pace))
+        new_entries |= as_entries(Turn(next_row, must_stay_proper, pace))
         share = prior_share if self.keeps_site else torch.where(agent.prior_share == 0, prior_share, 0.0)
         numerics, received = numerics_of(self, problem, share), Received(points, points / old_site, turn.pace)
-        tilted, is_proper = new_site(self.solver, problem, numerics, received, rows, noise, agent, weight, is_improper)
-        improper = ~tilted.usable & is_finite(
-            tilted.site
-        )  # sites that are not finite are sent, and the round rejects them
-        site, proper = where(improper, old_site, tilted.site), is_proper & q.is_proper()
+        tilted, points_are_proper = new_site(
+            self.solver, problem, numerics, received, rows, noise, agent, weight, had_improper_sum
+        )
+        # Sites that are not finite are sent, and the round rejects them.
+        unusable = ~tilted.usable & is_finite(tilted.site)
+        site, can_backtrack = where(unusable, old_site, tilted.site), points_are_proper & q.is_proper()
         change = site / old_site
-        if strict is not None:
-            belief, fraction = complete_consensus_belief(q, old_site, site, weight, proper, strict)
+        if must_stay_proper is not None:
+            belief, fraction = complete_consensus_belief(q, old_site, site, weight, can_backtrack, must_stay_proper)
         else:
-            belief, fraction = public_belief(q, change**weight, proper, self.damping)
+            belief, fraction = public_belief(q, change**weight, can_backtrack, self.damping)
         site = old_site * change**fraction if self.keeps_site else agent.site
         return belief, {**as_entries(agent._replace(site=site)), **new_entries}, fraction * tilted.usable
 

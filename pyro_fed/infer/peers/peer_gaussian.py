@@ -82,7 +82,7 @@ class PeerBeliefs(Algorithm, OnGraph):
     # consensus steps of W a round, as published; None takes the fewest that shrink disagreement by
     # `gossip_tolerance`, of a polynomial of W on a fixed graph (one, if different groups are awake in each round)
     gossip_steps: int | None = None
-    gossip_tolerance: float | None = None  # see `gossip_steps`; None is 0.01
+    gossip_tolerance: float | None = None  # see `gossip_steps`; None is 0.01, or 1e-4 if rounds are accelerated
 
     def __post_init__(self) -> None:
         super().__post_init__()  # type: ignore[misc]  # of the other base of a subclass
@@ -200,7 +200,7 @@ class PeerGaussian(PeerBeliefs, SpreadGaussian):
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
         """Start from flat beliefs and sites, or from the states of the previous phase."""
-        if start is not None and "anchor_eta" in start.local:
+        if start is not None and _has_agents(start):
             return dict(start.shared), dict(start.local)
         flat = beliefs = anchor = flat_site(problem, self.structure, num_clients)
         if start is None:
@@ -251,3 +251,8 @@ class PeerGaussian(PeerBeliefs, SpreadGaussian):
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         return gaussian(shared).require_proper("the agents' beliefs").even_sample(num_draws, generator).transpose(0, 1)
+
+
+def _has_agents(start: Start) -> bool:
+    """Whether a start has the states of agents (`peer_sites.Agent`), not those of a Laplace approximation."""
+    return "anchor_eta" in start.local

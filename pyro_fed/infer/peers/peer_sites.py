@@ -15,10 +15,9 @@ is improper is therefore replaced by
 
 so that the product is proper.
 
-The product with the proper first sites of other agents may still be improper, which every agent observes after the
-consensus. Until beliefs are proper, all agents then replace their first sites by the same rule with anchor^(v_i) in
-place of l_i. The product of these is the anchor, even if Newton's method has not converged. The product of the l_i,
-curvatures at a point that is not a mode, would be improper then.
+If the sum is still improper after a consensus, all agents rescale their first sites towards anchor^(v_i), by the same
+rule with anchor^(v_i) in place of l_i. The product of these is the anchor, which is proper; that of the l_i is improper
+if Newton's method has not converged.
 
 Letters: c_i `prior_share`, as in `peer_gaussian`. `History` is Anderson acceleration (`ops.anderson`) at one agent. If
 the histories of agents differ, only the points at which they take sites differ.
@@ -60,7 +59,7 @@ class Turn(NamedTuple):
     next_row: Tensor  # the row at which its next turn begins, (A,)
     # whether public beliefs must be proper, since the product of all sites was improper once, (A,); None without
     # acceleration
-    strict: Tensor | None = None
+    must_stay_proper: Tensor | None = None
     pace: Tensor | None = None  # factor on the rate of stochastic steps, (A,); None is 1
 
     def rows(self, data: ClientData, batch_size: int | None) -> tuple[ClientData, Tensor]:
@@ -110,40 +109,53 @@ def new_site(
     noise: Noise,
     agent: Agent,
     weight: Tensor,
-    is_improper: Tensor,
+    had_improper_sum: Tensor,
 ) -> tuple[Tilted, Tensor]:
-    """Sites under beliefs or anchors, or own Laplace approximations; and whether beliefs are proper, (C,)."""
-    q = received.q
-    is_proper = q.is_proper()
+    """The solver's sites under proper beliefs, else first sites; and whether beliefs are proper, (C,)."""
+    is_proper = received.q.is_proper()
     if bool(is_proper.all()) or not solver.newton_steps:
         return solver.infer(problem, numerics, received, data, noise), is_proper
-    anchor, usable = agent.anchor, torch.ones_like(is_proper)
-    anchored = anchor.is_proper()
-    base = where(is_proper, q, where(anchored, anchor, type(q).from_moments(agent.start, unit_spread(q))))
-    has_base = is_proper | anchored
+    site = _first_sites(problem, numerics, received.q, data, agent, weight, had_improper_sum)
+    return Tilted(site, torch.ones_like(is_proper), {}), is_proper
+
+
+def _first_sites(
+    problem: Problem,
+    numerics: Numerics,
+    q: Gaussian,
+    data: ClientData,
+    agent: Agent,
+    weight: Tensor,
+    had_improper_sum: Tensor,
+) -> Gaussian:
+    """Expected Newton sites under beliefs, or else under anchors; own Laplace approximations without an anchor."""
+    is_proper, has_anchor = q.is_proper(), agent.anchor.is_proper()
+    base = where(is_proper, q, where(has_anchor, agent.anchor, type(q).from_moments(agent.start, unit_spread(q))))
+    has_base = is_proper | has_anchor
     own_laplace = None
     if not bool(has_base.all()):
         own_laplace = local_laplace(numerics.derivatives, problem, data.full_batch(), numerics.prior_share, agent.start)
         if not bool(has_base.any()):
-            return Tilted(own_laplace, usable, {}), is_proper
+            return own_laplace
     site = site_of(numerics.expected(problem, base, data), base.mean())
-    needs_anchor = anchored & ~is_proper & ~is_improper & ~site.is_proper()
-    if bool(needs_anchor.any()):
+    is_improper = has_anchor & ~is_proper & ~had_improper_sum & ~site.is_proper()
+    if bool(is_improper.any()):  # towards the curvature at the anchor's mean
         point = base.mean()[None]
         moments = numerics.derivatives.of_likelihood(problem, point, data.full_batch())
         moments = with_prior(numerics.derivatives, problem, point, moments, numerics.prior_share)
-        site = where(needs_anchor, _proper_first_sites(base, site, site_of(moments, base.mean()), weight), site)
-    if bool((is_improper & anchored).any()):
-        site = where(is_improper & anchored, _proper_first_sites(base, site, base ** (1.0 / weight), weight), site)
-    return Tilted(site if own_laplace is None else where(has_base, site, own_laplace), usable, {}), is_proper
+        site = where(is_improper, _sites_with_proper_sum(base, site, site_of(moments, base.mean()), weight), site)
+    needs_anchor = had_improper_sum & has_anchor
+    if bool(needs_anchor.any()):  # towards the agent's share of the anchor
+        site = where(needs_anchor, _sites_with_proper_sum(base, site, base ** (1.0 / weight), weight), site)
+    return site if own_laplace is None else where(has_base, site, own_laplace)
 
 
-def improper_with_sites(q: Gaussian, old: Gaussian) -> Tensor:
+def sum_of_sites_is_improper(q: Gaussian, old: Gaussian) -> Tensor:
     """Whether beliefs are improper although they contain sites, (C,); `old` are these sites, flat at first."""
     return ~q.is_proper() & (old.precision != 0).flatten(1).any(1)
 
 
-def _proper_first_sites(anchor: Gaussian, site: Gaussian, base: Gaussian, weight: Tensor) -> Gaussian:
+def _sites_with_proper_sum(anchor: Gaussian, site: Gaussian, base: Gaussian, weight: Tensor) -> Gaussian:
     """First sites moved towards base sites whose product is the anchor, so that their product is proper."""
     change = site / base
     fraction = backtrack(anchor, change**weight, max_fraction=1.0)
@@ -159,9 +171,9 @@ def public_belief(q: Gaussian, delta: Gaussian, is_proper: Tensor, damping: floa
 
 
 def complete_consensus_belief(
-    q: Gaussian, old: Gaussian, site: Gaussian, weight: Tensor, is_proper: Tensor, strict: Tensor
+    q: Gaussian, old: Gaussian, site: Gaussian, weight: Tensor, is_proper: Tensor, must_stay_proper: Tensor
 ) -> tuple[Gaussian, Tensor]:
-    """b = q (t_new / t_old)^(s / v) and s (C,), if agents use only the consensus of all b and not b itself."""
+    """As `public_belief` by (t_new / t_old)^(1 / v), with the larger share that the consensus of all agents allows."""
     change = site / old
     belief, fraction = public_belief(q, change**weight, is_proper, 1.0)
     if bool((fraction == 1).all()):
@@ -171,5 +183,7 @@ def complete_consensus_belief(
         torch.stack([proper_q.relative_change(one).amin(-1) for one in (site, old)]).amin(0) > -SAME_SHARE
     )  # up to rounding
     site_fraction = backtrack(proper_q, change, max_fraction=1.0)
-    larger_fraction = torch.where(is_proper & concave & ~strict, torch.maximum(site_fraction, fraction), fraction)
+    larger_fraction = torch.where(
+        is_proper & concave & ~must_stay_proper, torch.maximum(site_fraction, fraction), fraction
+    )
     return where(larger_fraction == fraction, belief, q * change ** (weight * larger_fraction)), larger_fraction

@@ -39,7 +39,7 @@ from pyro_fed.graph.mixing import mix
 from pyro_fed.infer.ep.tilted import Newton, Received
 from pyro_fed.infer.ep.tilted.base import numerics_of
 from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
-from pyro_fed.infer.peers.peer_sites import Agent, improper_with_sites, new_site, public_belief
+from pyro_fed.infer.peers.peer_sites import Agent, new_site, public_belief, sum_of_sites_is_improper
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.gaussian import Gaussian
@@ -121,12 +121,12 @@ class P2PPushSum(PeerGaussian):
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Solve Eq. (3) at each agent's ratio; the message is what the agent distributes."""
         q, agent, agents, mass = _ratio(shared), entries_as(Agent, local), local["agents"], shared["mass"]
-        prior_share, is_improper = (
-            self.site_prior_share(agent.prior_share, 1.0 / agents),
-            improper_with_sites(q, agent.site),
-        )
+        prior_share = self.site_prior_share(agent.prior_share, 1.0 / agents)
+        had_improper_sum = sum_of_sites_is_improper(q, agent.site)
         numerics, received = numerics_of(self, problem, prior_share), Received(q, q / agent.site)
-        tilted, is_proper = new_site(Newton(), problem, numerics, received, data, noise, agent, agents, is_improper)
+        tilted, is_proper = new_site(
+            Newton(), problem, numerics, received, data, noise, agent, agents, had_improper_sum
+        )
         change = tilted.site / agent.site
         belief, fraction = public_belief(q, change ** (agents / mass), is_proper & q.is_proper(), self.damping)
         new_agent = agent._replace(site=agent.site * change**fraction, prior_share=prior_share)

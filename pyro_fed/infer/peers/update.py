@@ -1,9 +1,10 @@
 """How an agent of `P2PVI` solves Eq. (3) in a round: a tilted inference, as a client of FedEP.
 
-    b_i = argmin_π KL(π ‖ q_i) + E_π[-log f(D_i)] = q_i t_i          a belief update: the site t_i and the belief b_i
+    q̂_i = argmin_π KL(π ‖ q_i) + E_π[-log f(D_i)] = q_i t_i                  the tilted belief q̂_i, and the site t_i
 
-The belief takes the place of q, and the belief without the agent's own site that of the cavity, so that any
-`pf.infer.tilted` inference solves Eq. (3) if beliefs start as the prior. The classes here add to two of them what an
+In the paper the agent sends b_i = q̂_i; here `peer_sites` has the public belief b_i that follows from t_i. The belief
+q_i takes the place of q, and the belief without the agent's own site that of the cavity, so that any `pf.infer.tilted`
+inference solves Eq. (3) if beliefs start as the prior. The classes here add to two of them what an
 agent without a server carries over from round to round.
 
 Pass an instance to change settings, ``update=pf.infer.update.SVI(steps=50)``, or a name for the defaults,
@@ -146,6 +147,20 @@ class SVI(Update):
 
 def check_update(algorithm: PeerGaussian, solver: TiltedInference, accelerates: bool) -> None:
     """Refuse settings of an algorithm that have no effect with its update or contradict it."""
+    _check_memory(algorithm, solver, accelerates)
+    if solver.newton_steps:
+        return
+    _check_start(algorithm, solver)
+    unused = ("num_points",) if solver.takes_curvature else ("num_points", "curvature")
+    refuse_unused(algorithm, "it is a setting of Newton steps; use update='newton'", *unused)
+    refuse_unused(
+        algorithm, "minibatches of this update are a setting of its own, as pf.infer.update.SVI's", "batch_size"
+    )
+    _check_covariance(algorithm, solver)
+
+
+def _check_memory(algorithm: PeerGaussian, solver: TiltedInference, accelerates: bool) -> None:
+    """Refuse a history of rounds that are not accelerated."""
     name = type(algorithm).__name__
     remembers = solver.newton_steps and solver.memory not in (1, Newton.memory)
     if remembers and not (accelerates and algorithm.gossip_steps is None):
@@ -154,20 +169,21 @@ def check_update(algorithm: PeerGaussian, solver: TiltedInference, accelerates: 
             "weighting='exact', all rows in every round and complete consensus (steps=1, damping=1, batch_size=None, "
             "gossip_steps=None)"
         )
-    if solver.newton_steps:
-        return
+
+
+def _check_start(algorithm: PeerGaussian, solver: TiltedInference) -> None:
+    """Refuse a start at which beliefs are not proper."""
     if algorithm.start in ("consensus", "local"):
         raise SettingError(
-            f"{name}: update={solver.kind()!r} works around a proper belief: it needs start='prior', which is also "
-            f"what 'auto' takes; received {algorithm.start!r}"
+            f"{type(algorithm).__name__}: update={solver.kind()!r} works around a proper belief: it needs "
+            f"start='prior', which is also what 'auto' takes; received {algorithm.start!r}"
         )
-    unused = ("num_points",) if solver.takes_curvature else ("num_points", "curvature")
-    refuse_unused(algorithm, "it is a setting of Newton steps; use update='newton'", *unused)
-    refuse_unused(
-        algorithm, "minibatches of this update are a setting of its own, as pf.infer.update.SVI's", "batch_size"
-    )
+
+
+def _check_covariance(algorithm: PeerGaussian, solver: TiltedInference) -> None:
+    """Refuse full covariances for an update of diagonal beliefs."""
     if solver.needs_diagonal and algorithm.covariance != "diag":
         raise SettingError(
-            f"{name}: {solver!r} moves each parameter of a diagonal belief by itself: it needs covariance='diag'; "
-            f"received {algorithm.covariance!r}"
+            f"{type(algorithm).__name__}: {solver!r} moves each parameter of a diagonal belief by itself: it needs "
+            f"covariance='diag'; received {algorithm.covariance!r}"
         )

@@ -74,7 +74,7 @@ class TurnContributions(Contributions):
         accepted, cut = held_residuals(state["taken"], sent.clients, residual, sent.rows, limits.pull)
         change = accepted - state["taken"][sent.clients]
         own, figures = algorithm.server_turn(cast(Problem, sent.problem), shared)
-        reach = algorithm.local_steps * shared["pace"] * algorithm.step_size
+        reach = algorithm.local_steps * shared["step_factor"] * algorithm.step_size
         reach = reach * (1 + shared["steps"] / algorithm.optimiser.offset) ** -algorithm.decay
         white = message["white"][0]
         beyond = ((white - own["white"]).abs().amax() - reach).double().clamp(0, LARGEST_RATIO)

@@ -30,11 +30,11 @@ residuals are exact before and after: the fixed point is the same, and a turn ta
 standardised points of the Gaussian of `survey`, or at several modes or weighted points if it finds these. Steps and
 turns are shorter if the start is the Gaussian nearest to a posterior of one mode. `at_rest` defines the end of a run.
 
-**Without a maximum.** If the Gaussian phase finds no maximum (`survey`, "apart"), as for neural networks, surrogates
-would be wrong, and residuals out of date once particles have left a basin. Particles then start as draws of the prior,
-in units of its SDs, and a turn has L steps of SVGD with the RBF kernel towards
+**Without a maximum.** If the Gaussian phase finds no maximum (`survey`, "apart"), as for neural networks, Gaussian
+surrogates do not fit, and residuals are wrong after a particle leaves its basin. Particles then start as draws of the
+prior, in units of its SDs, and a turn has L steps of SVGD with the RBF kernel towards
 
-    log p_0 + (n / n_k) log p_k                        n rows in total, n_k of client k
+    log p_0 + (n / n_k) log p_k / α                    n rows in total, n_k of client k
 
 This is an incremental gradient method, biased towards the last client to first order in the step. To remove the bias,
 the result is each particle's mean position over the last pass (an exponential mean over at least 20 rounds). The
@@ -80,7 +80,7 @@ from pyro_fed.infer.stein.states import (
     client_scores,
     first_states,
     scores_by_sites,
-    with_pace,
+    with_step_factor,
 )
 from pyro_fed.infer.stein.survey import BEGINNINGS, Begin, Survey
 from pyro_fed.ops.kernel_base import Kernel
@@ -90,8 +90,6 @@ from pyro_fed.ops.whitening import Coordinates
 
 #: Steps after which the step has fallen to 2^-decay.
 DECAY_OFFSET = 500.0
-#: Smallest number of rounds, and at least a pass, of the mean positions of particles that started apart.
-AVERAGED_ROUNDS = 20
 #: One kernel object for all defaults, so that equal settings compare as equal.
 BALANCED = Balanced()
 #: Particles, and AdaGrad's state.
@@ -201,15 +199,15 @@ class DSVGD(ParticleAlgorithm, Indicators):
         """Take L steps of SVGD towards the client's tilted target, Eq. (13), and correct its site at the end."""
         arrival = Arrival.of(problem, shared, local, data, self.temperature)
         received, target, _, site = arrival
-        figures, steps = self.figures_at(problem, arrival), self._turn(shared)
+        figures, steps = self.figures_at(problem, arrival), self._steps_of_turn(shared)
         carry = received.white, AdaGradState(shared["history"], shared["steps"])
         if self._residuals_are_constant(problem, received, site, data):
             residual = target.others.residual + site.residual
             (white, optimiser), gains = self._steps_by_sites(problem, received, residual, carry, steps)
         else:
             rows, dims = with_batches(data, self.batch_size)
-            mover, const = self.mover(received), (target, received.pace, rows)
-            (white, optimiser), gains = problem.scan(mover._step_by_rows, carry, const, noise, steps, (0, 0, dims))
+            step, const = self.with_kernel_for_start(received)._step_by_rows, (target, received.step_factor, rows)
+            (white, optimiser), gains = problem.scan(step, carry, const, noise, steps, (0, 0, dims))
         own = client_scores(problem, received.coordinates, white, data, self.temperature)
         site = site.corrected(own, white)
         residuals = target.others.residual + site.residual
@@ -219,24 +217,24 @@ class DSVGD(ParticleAlgorithm, Indicators):
 
     def _step_by_rows(self, problem: Problem, carry: Carry, const: Any, picks: Any) -> tuple[Carry, Any]:
         white, optimiser = carry
-        target, pace, rows = const
+        target, step_factor, rows = const
         scores = target.scores(problem, white, batch_of(rows, picks), self.temperature)
-        return self.stepped(white, scores, optimiser, pace)
+        return self.step_and_entropy(white, scores, optimiser, step_factor)
 
     def _steps_by_sites(
         self, problem: Problem, received: Received, residual: Tensor, carry: Carry, steps: int
     ) -> tuple[Carry, Any]:
         """Take steps of SVGD towards the prior and all clients' sites, with the residuals Σ_j r_j."""
-        const = (received.coordinates, received.sites._replace(residual=residual), received.pace)
+        const = (received.coordinates, received.sites._replace(residual=residual), received.step_factor)
         found: tuple[Carry, Any] = problem.scan(self._step_by_sites, carry, const, (), steps)
         return found
 
     def _step_by_sites(self, problem: Problem, carry: Carry, const: Any, _: Any) -> tuple[Carry, Any]:
         white, optimiser = carry
-        coordinates, sites, pace = const
-        return self.stepped(white, scores_by_sites(problem, white, coordinates, sites), optimiser, pace)
+        coordinates, sites, step_factor = const
+        return self.step_and_entropy(white, scores_by_sites(problem, white, coordinates, sites), optimiser, step_factor)
 
-    def _turn(self, shared: State) -> int:
+    def _steps_of_turn(self, shared: State) -> int:
         """Number of steps in a turn."""
         near = self.batch_size is None and bool(shared["near"].any())
         return -(-self.local_steps // 2) if near else self.local_steps
@@ -248,7 +246,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
         varies = site.residual.std(-2).amax(-1)
         return bool((varies <= NEGLIGIBLE * data.num_rows / problem.num_rows).all())
 
-    def mover(self, received: Received) -> Self:
+    def with_kernel_for_start(self, received: Received) -> Self:
         """This algorithm with the kernel for the start: particles that are far apart share no linear map."""
         apart = bool(received.apart.any()) and isinstance(self.kernel, Balanced)
         return replace(self, kernel=MEDIAN_RBF) if apart else self
@@ -257,7 +255,9 @@ class DSVGD(ParticleAlgorithm, Indicators):
     def figures_at(self, problem: Problem, arrival: Arrival) -> State:
         """The diagnostics of the particles by each client's target, see `stein_figures`."""
         received, target, own, _ = arrival
-        found: State = problem.mapped(self.mover(received)._figures, (0, 0, 0))(received.white, target, own)
+        found: State = problem.mapped(self.with_kernel_for_start(received)._figures, (0, 0, 0))(
+            received.white, target, own
+        )
         return found
 
     def _figures(self, problem: Problem, white: Tensor, target: TiltedTarget, own: Tensor) -> State:
@@ -278,11 +278,11 @@ class DSVGD(ParticleAlgorithm, Indicators):
         objections = super().objections(received, messages)
         if "history" not in messages:  # where the server has it
             return objections
-        turn = self._turn(received)
+        steps = self._steps_of_turn(received)
         return {
             **objections,
             "its running mean of squares is negative": (messages["history"] < 0).flatten(1).any(1),
-            f"it has not taken {turn} steps": messages["steps"] != received["steps"] + turn,
+            f"it has not taken {steps} steps": messages["steps"] != received["steps"] + steps,
         }
 
     # -- validation of turns ----------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
         return TurnContributions(self)
 
     def server_turn(self, problem: Problem, shared: State) -> tuple[State, State]:
-        """Particles, optimiser and figures after L steps at the server towards the prior and all clients' sites."""
+        """A turn computed from sites alone, to check a client's or in its place: what moves, and its figures."""
         one = {name: value[None] for name, value in shared.items()}
         received = Received.of(one)
         coordinates, sites = received.coordinates, received.sites
@@ -308,11 +308,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
         self.require_one(weights)
         before = entries_as(Server, shared)
         server = before.adopting({name: value[0] for name, value in messages.items()})
-        done = before.passed + before.pass_length
-        whole = (AVERAGED_ROUNDS * before.pass_length).clamp_min(1.0)  # passes that are averaged
-        share = (before.pass_length / torch.minimum(done, whole)).to(server.white.dtype)
-        averaged = torch.lerp(before.averaged, server.white, share)
-        return as_entries(with_pace(replace(server, averaged=averaged, passed=done)))
+        return as_entries(with_step_factor(server.with_average(before)))
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """KSD, that of draws, errors of moments, spread in the Gaussian's SDs, effective number, move in these SDs."""

@@ -266,8 +266,8 @@ class Nearest(FedEP):
         after = super().combine(shared, messages, weights)
         return after | {"moved": largest_move(moments_of(gaussian(shared)), moments_of(gaussian(after)))}
 
-    def settle(self, told: State, local: State) -> State:
-        return super().settle(told, local) | {name: local[name] for name in local if name.startswith(LAPLACE)}
+    def settle(self, feedback: State, local: State) -> State:
+        return super().settle(feedback, local) | {name: local[name] for name in local if name.startswith(LAPLACE)}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         return super().monitor(before, after) | {"modes": float(after["modes"])}

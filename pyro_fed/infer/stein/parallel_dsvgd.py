@@ -30,7 +30,7 @@ from pyro_fed.errors import SettingError
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.infer.stein.contributions import ResidualContributions
 from pyro_fed.infer.stein.dsvgd import DSVGD
-from pyro_fed.infer.stein.states import Arrival, Server, with_pace
+from pyro_fed.infer.stein.states import Arrival, Server, with_step_factor
 
 #: Why a start without surrogates is refused.
 NO_SURROGATES = (
@@ -132,4 +132,4 @@ class ParallelDSVGD(DSVGD):
     def refine(self, problem: Problem, shared: State) -> State:
         """Make L_s steps of SVGD at the server."""
         moved, figures = self.server_turn(problem, shared)
-        return as_entries(with_pace(entries_as(Server, shared).adopting(moved | figures)))
+        return as_entries(with_step_factor(entries_as(Server, shared).adopting(moved | figures)))

@@ -35,11 +35,11 @@ from pyro_fed.ops.step_sizes import AdaGrad, AdaGradState
 
 def entropy_gain(particles: Tensor, scores: Tensor, kernel: Kernel, rates: Tensor | float) -> Tensor:
     """Mean over the particles (N, D), before the step, of log |det(I + ε ∇φ)|, in nats, with ε `rates`."""
-    field = kernel.fit(particles, scores)
+    fitted_kernel = kernel.fit(particles, scores)
     axes = torch.eye(particles.shape[-1], dtype=particles.dtype, device=particles.device)
 
     def along(at: Tensor, axis: Tensor) -> Tensor:
-        value: Tensor = (field.velocity(at[None], particles, scores)[0] * axis).sum()
+        value: Tensor = (fitted_kernel.velocity(at[None], particles, scores)[0] * axis).sum()
         return value
 
     slopes = vmap(vmap(grad(along), (None, 0)), (0, None))(particles, axes)
@@ -54,7 +54,7 @@ class ParticleAlgorithm(Algorithm):
 
     draws_are: ClassVar[str] = "particles"
     indicators: ClassVar[tuple[str, ...]] = ("ksd", "hip")
-    #: Settings without which recording the entropy makes no sense.
+    #: Smallest value of `num_particles`.
     fewest_particles: ClassVar[int] = 2
 
     num_particles: int = 100  # N, at least `fewest_particles`
@@ -112,10 +112,10 @@ class ParticleAlgorithm(Algorithm):
         return torch.stack(products).clamp_min(0)
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """Root mean square move of the particles and their mean spread, both in unconstrained units."""
+        """Root mean square move of the particles, in units of their spread, and the spread, in unconstrained units."""
         moved = (after["particles"] - before["particles"]).square().mean().sqrt()
         width = spread(after["particles"]).square().mean().sqrt()
-        # One particle has no spread, and moves in the model's own units.
+        # One particle has no spread: its move is in unconstrained units.
         return {"change": float(moved / width if width > 0 else moved), "spread": float(width)}
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
@@ -127,20 +127,20 @@ class ParticleAlgorithm(Algorithm):
         return AdaGradState(torch.zeros_like(particles), particles.new_zeros(len(particles)))
 
     def move(
-        self, particles: Tensor, scores: Tensor, optimiser: AdaGradState, pace: Tensor | float = 1.0
+        self, particles: Tensor, scores: Tensor, optimiser: AdaGradState, step_factor: Tensor | float = 1.0
     ) -> tuple[Tensor, AdaGradState]:
         """One SVGD step, Eq. (8): particles (N, D), scores (N, D), and a factor of the step."""
         increment, optimiser = self.optimiser.step(svgd_direction(particles, scores, self.kernel), optimiser)
-        return particles + pace * increment, optimiser
+        return particles + step_factor * increment, optimiser
 
-    def stepped(
-        self, particles: Tensor, scores: Tensor, optimiser: AdaGradState, pace: Tensor | float = 1.0
+    def step_and_entropy(
+        self, particles: Tensor, scores: Tensor, optimiser: AdaGradState, step_factor: Tensor | float = 1.0
     ) -> tuple[tuple[Tensor, AdaGradState], tuple[Tensor, ...]]:
         """One SVGD step as the step of a scan, with its change of the entropy if that is recorded."""
-        moved, after = self.move(particles, scores, optimiser, pace)
+        moved, after = self.move(particles, scores, optimiser, step_factor)
         if not self.entropy:
             return (moved, after), ()
-        rates = pace * self.optimiser.rates(after)
+        rates = step_factor * self.optimiser.rates(after)
         return (moved, after), (entropy_gain(particles, scores, self.kernel, rates),)
 
     def entropy_figures(self, gains: tuple[Tensor, ...]) -> State:

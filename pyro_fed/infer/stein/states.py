@@ -6,10 +6,10 @@
 in coordinates z that whiten a Gaussian, with w_k = 1. If particles started apart, there are no sites, and the client's
 rows represent all rows: w_k = n / n_k.
 
-AdaGrad's first steps have the same size for near and distant targets. The pace is a factor on the steps. It is small
+AdaGrad's first steps have the same size for near and distant targets. The step factor multiplies the steps. It is small
 for particles that start under the Gaussian nearest to a posterior of one mode, which only have to adapt to its shape.
-Particles that start at weighted points of the posterior are already draws of it, and their pace is halved after each
-pass that does not lower their discrepancy.
+Particles that start at weighted points of the posterior are already draws of it, and their step factor is halved after
+each pass that does not lower their discrepancy.
 
 Letters: Λ `precision`, η `eta`, r `residual`, w `own_weight`.
 """
@@ -35,8 +35,21 @@ from pyro_fed.ops.stein import effective_number, spread
 from pyro_fed.ops.step_sizes import AdaGradState
 from pyro_fed.ops.whitening import Coordinates, site_scores
 
+#: Smallest number of rounds, and at least a pass, of the mean positions of particles that started apart.
+AVERAGED_ROUNDS = 20
 #: Entries of the server's state that clients receive: those of `Received`, and AdaGrad's state.
-SENT = ("white", "residuals", *AdaGradState._fields, "mean", "factor", "precision", "eta", "apart", "pace", "near")
+SENT = (
+    "white",
+    "residuals",
+    *AdaGradState._fields,
+    "mean",
+    "factor",
+    "precision",
+    "eta",
+    "apart",
+    "step_factor",
+    "near",
+)
 
 
 class Site(NamedTuple):
@@ -61,7 +74,7 @@ class Received(NamedTuple):
     white: Tensor  # particles z (..., N, D)
     coordinates: Coordinates  # of z
     sites: Site  # Π_j t_j
-    pace: Tensor  # factor of a step, (...)
+    step_factor: Tensor  # factor of a step, (...)
     apart: Tensor  # one if particles started apart, and have no sites, (...)
     near: Tensor  # one if particles started under the Gaussian nearest to a posterior of one mode, (...)
 
@@ -71,7 +84,9 @@ class Received(NamedTuple):
         white = shared["white"]
         sites = Site(shared["precision"], shared["eta"], shared["residuals"])
         coordinates = Coordinates(shared["mean"], shared["factor"])
-        return cls(white, coordinates, sites, shared["pace"].to(white), shared["apart"].to(white), shared["near"])
+        return cls(
+            white, coordinates, sites, shared["step_factor"].to(white), shared["apart"].to(white), shared["near"]
+        )
 
 
 class TiltedTarget(NamedTuple):
@@ -154,7 +169,7 @@ class Server:
     apart: Tensor  # 1 if particles started apart, and have no sites
     passed: Annotated[Tensor, "pass"]  # passes over the clients so far
     pass_length: Tensor  # share of a pass that one client's turn makes
-    pace: Tensor  # factor of a step, see `pace`
+    step_factor: Tensor  # factor of a step
     near: Tensor  # 1 if particles started under the Gaussian nearest to a posterior of one mode
     weighted: Tensor  # 1 if they started as weighted points of the posterior
     pass_ksd: Tensor  # sum of this pass's discrepancies
@@ -178,6 +193,13 @@ class Server:
             "steps": float(self.steps),
         }
 
+    def with_average(self, before: Server) -> Server:
+        """This state after a round from the state `before`, with the mean positions and the passes so far."""
+        done = before.passed + before.pass_length
+        whole = (AVERAGED_ROUNDS * before.pass_length).clamp_min(1.0)  # passes that are averaged
+        share = (before.pass_length / torch.minimum(done, whole)).to(self.white.dtype)
+        return replace(self, averaged=torch.lerp(before.averaged, self.white, share), passed=done)
+
     def adopting(self, entries: State) -> Server:
         """The state with some entries replaced by those with the same names."""
         values: dict[str, Any] = dict(entries)
@@ -190,7 +212,7 @@ SETTLING_STEP_SHARE = 0.25
 NEAREST_STEP_SHARE = 0.4
 
 
-def first_pace(problem: Problem, found: SurveyState) -> float:
+def first_step_factor(problem: Problem, found: SurveyState) -> float:
     """The factor of the particles' first steps, by the survey's last state."""
     if not bool(found.weighted):
         return NEAREST_STEP_SHARE if bool(found.near) else 1.0
@@ -201,15 +223,17 @@ def first_pace(problem: Problem, found: SurveyState) -> float:
     return SETTLING_STEP_SHARE / max(1.0, float(size.median(0).values.max()) / NORMAL_MEDIAN_DEVIATION)
 
 
-def with_pace(server: Server) -> Server:
-    """The server's state with the pace after a round: halved if a pass of draws has not lowered the discrepancy."""
+def with_step_factor(server: Server) -> Server:
+    """The state with the step factor after a round: halved if a pass of draws has not lowered the discrepancy."""
     if not bool(server.weighted):
         return server
     total, done = server.pass_ksd + server.ksd, server.passed
     if float((done - done.round()).abs()) > 0.5 * float(server.pass_length):
         return replace(server, pass_ksd=total)
-    pace = server.pace if bool(total < server.lowest_ksd) else 0.5 * server.pace
-    return replace(server, pass_ksd=total.new_zeros(()), lowest_ksd=total.minimum(server.lowest_ksd), pace=pace)
+    step_factor = server.step_factor if bool(total < server.lowest_ksd) else 0.5 * server.step_factor
+    return replace(
+        server, pass_ksd=total.new_zeros(()), lowest_ksd=total.minimum(server.lowest_ksd), step_factor=step_factor
+    )
 
 
 def first_states(problem: Problem, num_clients: int, start: Start, num_particles: int) -> tuple[State, State]:
@@ -217,7 +241,8 @@ def first_states(problem: Problem, num_clients: int, start: Start, num_particles
     found, sites = entries_as(SurveyState, start.shared), gaussian(start.local)
     if bool(found.apart):  # no surrogates
         found, sites = found._replace(product=found.product.power(0.0)), sites.power(0.0)
-    white, scores = found.white, start.shared.get("held_scores", start.local["scores"])
+    white, limited_scores = found.white, start.shared.get("held_scores")  # with limits (`SurveyContributions`)
+    scores = start.local["scores"] if limited_scores is None else limited_scores
     residual, residuals = residuals_at(scores, sites, white, problem.dtype)
     tensors = {
         "white": white,
@@ -237,7 +262,7 @@ def first_states(problem: Problem, num_clients: int, start: Start, num_particles
         "apart": float(found.apart),
         "pass": 0.0,
         "pass_length": 1.0 / num_clients,
-        "pace": first_pace(problem, found),
+        "step_factor": first_step_factor(problem, found),
         "near": float(found.near),
         "weighted": float(found.weighted),
         "pass_ksd": 0.0,

@@ -51,7 +51,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.ep.point_sites import PointSites
-from pyro_fed.infer.ep.settings import warm_sites
+from pyro_fed.infer.ep.settings import sites_of_laplace
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.sites.gaussian_sites import as_state
 from pyro_fed.infer.sites.records import as_entries, entries_as
@@ -244,7 +244,7 @@ class Survey(Algorithm):
     ) -> tuple[State, State]:
         """Start from the points, with the sites in whitened coordinates."""
         start = nearest_of(required_start(start, self))
-        _, sites, prior = warm_sites(start)
+        _, sites, prior = sites_of_laplace(start)
         sites = sites.power(1.0 / self.temperature)
         q = sites.product_over(0).product(prior)
         if not bool(q.is_proper()):

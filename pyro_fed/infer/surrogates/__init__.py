@@ -1,4 +1,4 @@
-"""Surrogates of the clients' likelihoods: from short runs, corrected by importance weights, used by FSGLD."""
+"""Gaussian surrogates of the clients' likelihoods, for FSGLD and others, and importance sampling from them (FedAIS)."""
 
 from pyro_fed.conventions.doors import door
 

@@ -4,8 +4,8 @@
 
 After any algorithm that leaves a Gaussian site t_k at each client, the server
 
-    1. draws z_s with the weights u_s = a_s / t(z_s) that make them those of the prior times the likelihoods, as far as
-       the sites are right: p_0 t, annealed (`surrogates.proposals`);
+    1. draws z_s with weights u_s = a_s / t(z_s): weighted by a_s the draws represent p_0 t, the posterior as far as the
+       sites are right; weighted by u_s they represent the prior (`surrogates.proposals`);
     2. sends them to all clients, which return log p_k(z_s), S numbers (with many rows from a sample, see
        `sites.few_rows`);
     3. computes  log w_s = log u_s + Σ_k log p_k(z_s),
@@ -66,7 +66,7 @@ from pyro_fed.infer.surrogates.surrogates import (
     Name,
     check_surrogates,
     fitted_surrogates,
-    one_each,
+    require_one_per_client,
     surrogate_phase,
 )
 from pyro_fed.infer.surrogates.weighted_draws import HELD, LogLikContributions, WeightedDraws, weight_findings
@@ -154,13 +154,13 @@ class FedAIS(Tempered):
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
         """Start with proposals and log u_s (step 1), and at each client its site, if there are sites."""
-        if self._of_points:
+        if self._has_point_surrogates:
             points = self._points(required_start(start, self), generator)
             proposals, sites = around_points(problem, points, self.num_proposals, generator), State()
         else:
             surrogates = self.surrogates if isinstance(self.surrogates, Given) else self.warm_start(problem)
             each, q = fitted_surrogates(problem, surrogates, start)
-            product = one_each(each, num_clients).product_over(0)
+            product = require_one_per_client(each, num_clients).product_over(0)
             proposals, sites = self._annealed_proposals(problem, product, q, generator), as_state(each, HELD)
         if unknown := int(proposals.log_weights.isnan().sum()):
             raise DivergenceError(
@@ -196,17 +196,17 @@ class FedAIS(Tempered):
             return Annealed(white, value, value.new_ones(()))
         levels = min(self.levels, levels_for(value[value > -torch.inf], self.spread))
         how: Any = {"levels": levels, "leapfrog_steps": self.leapfrog_steps, "step_size": self.step_size, "axes": turn}
-        usual = float(value.logsumexp(0)) - math.log(len(value))
-        if self.freedom is None or not math.isfinite(usual):
+        log_normaliser = float(value.logsumexp(0)) - math.log(len(value))
+        if self.freedom is None or not math.isfinite(log_normaliser):
             return anneal_sparingly(from_normal(difference), white, generator, **how)
-        defence = Defence(usual)
-        ends = defence.ends(difference)
-        annealed = anneal_sparingly(ends, defence.draws(white, generator), generator, **how)
-        narrow = difference(annealed.white)[0] - ends(annealed.white)[0][0]
-        return annealed._replace(log_weights=annealed.log_weights + narrow)
+        defence = Defence(log_normaliser)
+        log_densities = defence.log_densities(difference)
+        annealed = anneal_sparingly(log_densities, defence.draws(white, generator), generator, **how)
+        log_share_of_target = difference(annealed.white)[0] - log_densities(annealed.white)[0][0]
+        return annealed._replace(log_weights=annealed.log_weights + log_share_of_target)
 
     @property
-    def _of_points(self) -> bool:
+    def _has_point_surrogates(self) -> bool:
         """Whether the surrogates are points instead of sites."""
         surrogates = self.surrogates
         points = isinstance(surrogates, Algorithm) and surrogates.draws_are in ("particles", "chains")
@@ -258,4 +258,4 @@ class FedAIS(Tempered):
 
     # -- faulty clients -------------------------------------------------------------------------------------
     def contributions(self) -> Contributions:
-        return LogLikContributions(self, sites_known=not self._of_points)
+        return LogLikContributions(self, sites_known=not self._has_point_surrogates)

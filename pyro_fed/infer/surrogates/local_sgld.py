@@ -141,21 +141,33 @@ class LocalSGLD(Tempered):
 
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Burn in, sample, and take the moments."""
-        position, done = shared["position"], 0
-        for _ in range(self.stages):
-            position, _ = self._walk(problem, position, data, noise, done, self._stage_steps, keep=False)
-            done += self._stage_steps
-        mean, spread = self._walk(problem, position, data, noise, done, self.num_samples, keep=True)
+        position = self._after_burn_in(problem, shared["position"], data, noise)
+        mean, spread = self._sampled_moments(problem, position, data, noise)
         curvature = (
             Derivatives(self.structure, "hessian").of_likelihood(problem, mean[None], data.full_batch()).curvature
         )
         site, tempered = self._surrogate(mean.double(), spread.double(), curvature)
         return as_state(site), as_state(site), {"tempered": tempered.double()}
 
-    def _walk(
-        self, problem: Problem, position: Tensor, data: ClientData, noise: Noise, first: int, steps: int, keep: bool
+    def _after_burn_in(self, problem: Problem, position: Tensor, data: ClientData, noise: Noise) -> Tensor:
+        """The positions (C, D) of the chains after burn-in, with new step sizes in each stage."""
+        for stage in range(self.stages):
+            first = stage * self._stage_steps
+            position, _ = self._chains(problem, position, data, noise, first, self._stage_steps)
+        return position
+
+    def _sampled_moments(
+        self, problem: Problem, position: Tensor, data: ClientData, noise: Noise
     ) -> tuple[Tensor, Tensor]:
-        """The last positions of the chains, or mean and covariance of their draws, after steps of fixed size."""
+        """Means (C, D) and covariances of the draws after burn-in."""
+        first = self.stages * self._stage_steps
+        _, moments = self._chains(problem, position, data, noise, first, self.num_samples)
+        return moments.mean, moments.squares / with_trailing_axes(moments.number - 1, moments.squares)
+
+    def _chains(
+        self, problem: Problem, position: Tensor, data: ClientData, noise: Noise, first: int, steps: int
+    ) -> tuple[Tensor, Moments]:
+        """The last positions of the chains after steps of fixed size, and the moments of all positions."""
         step = self._step_sizes(problem, position, data)
         picks = noise.get("picks")
         xs: dict[str, Any] = {"normal": noise["normal"][first : first + steps]}
@@ -165,10 +177,8 @@ class LocalSGLD(Tempered):
         wide = self.structure == "full"
         zeros = position.new_zeros(*position.shape, *position.shape[1:] if wide else ())
         begin = (position, Moments(torch.zeros_like(position), zeros, position.new_zeros(len(position))))
-        (position, moments), _ = problem.scan(self._step, begin, (step, rows), xs, steps, (0, dims))
-        if not keep:
-            return position, zeros
-        return moments.mean, moments.squares / with_trailing_axes(moments.number - 1, moments.squares)
+        end: tuple[Tensor, Moments] = problem.scan(self._step, begin, (step, rows), xs, steps, (0, dims))[0]
+        return end
 
     def _step_sizes(self, problem: Problem, position: Tensor, data: ClientData) -> Tensor:
         if self.step_size is not None:

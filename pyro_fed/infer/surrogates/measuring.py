@@ -8,7 +8,7 @@ SDs. Each client sends means over standardised Sobol points under q, a few times
     e_s(θ) = 1/f_s [∇ log p(x_s | θ) - α ∇ log q_s(θ)] - (1 - α) Σ_r ∇ log q_r(θ)
 
 the part of a chain's score that is specific to client s; the f-weighted mean over clients is that of the posterior. The
-squares are about zero and include the common part of all clients' errors, which is harmless. They are an upper bound,
+mean squares are not centred, so they include the clients' common error, which does no harm. They are an upper bound,
 which is close with more than a few clients. The record has the largest of each client. The longest step depends on the
 largest curvature λ_s of a chain's score at a client, in coordinates in which q is N(0, I), A A' = C. It is computed by
 power iteration, at a few of the points, of
@@ -55,7 +55,7 @@ from pyro_fed.density.derivatives import clients_likelihood_curves, clients_like
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, spread_points
-from pyro_fed.infer.surrogates.surrogates import Given, fitted_surrogates, one_each, visit_shares
+from pyro_fed.infer.surrogates.surrogates import Given, fitted_surrogates, require_one_per_client, visit_shares
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.matrices import power_iteration, times
@@ -75,6 +75,7 @@ class MeasuredContributions(Contributions):
         return BoundedMessages(shared, held, {}, torch.zeros(len(sent.clients), dtype=torch.float64))
 
     def substitute_messages(self, shared: State, ledger: State, messages: State, clients: Tensor) -> State | None:
+        """The cohort's median."""
         return {name: value.quantile(0.5, 0).expand(len(clients), *value.shape[1:]) for name, value in messages.items()}
 
 
@@ -92,11 +93,13 @@ class Measuring(Algorithm):
         check_at_least(self, 2, "num_points")
 
     @abstractmethod
-    def unknown(self, q: Gaussian) -> State:
+    def initial_entries(self, q: Gaussian) -> State:
         """The entries of the server's state before the measurement."""
 
     @abstractmethod
-    def measured(self, problem: Problem, shared: State, local: State, data: ClientData, num_points: int) -> LocalResult:
+    def measure_clients(
+        self, problem: Problem, shared: State, local: State, data: ClientData, num_points: int
+    ) -> LocalResult:
         """Measure the clients' surrogates at `num_points` points; other arguments and results as of `local_step`."""
 
     def default_rounds(self, num_clients: int) -> int:
@@ -111,8 +114,8 @@ class Measuring(Algorithm):
         """Start from q, with each client's surrogate."""
         sites, target = fitted_surrogates(problem, self.surrogates, start)
         visit_share = visit_shares(self.probabilities, num_clients)
-        local = as_state(one_each(sites, num_clients)) | {"visit_share": visit_share}
-        return as_state(target) | self.unknown(target), local
+        local = as_state(require_one_per_client(sites, num_clients)) | {"visit_share": visit_share}
+        return as_state(target) | self.initial_entries(target), local
 
     def download(self, shared: State, clients: Tensor) -> State:
         return super().download({name: shared[name] for name in ("precision", "eta")}, clients)
@@ -122,9 +125,9 @@ class Measuring(Algorithm):
         count = problem.traits.affordable_points(data.row_index.numel(), self.num_points)
         clients = len(shared["eta"])
         if clients == 1 or fits_in_memory(shared["eta"].numel() * count):
-            return self.measured(problem, shared, local, data, count)
+            return self.measure_clients(problem, shared, local, data, count)
         each = [slice(client, client + 1) for client in range(clients)]
-        results = [self.measured(problem, select(shared, i), select(local, i), data.of(i), count) for i in each]
+        results = [self.measure_clients(problem, select(shared, i), select(local, i), data.of(i), count) for i in each]
         messages, new, figures = (concatenate(parts) for parts in zip(*results, strict=True))
         return messages, new, figures
 
@@ -161,11 +164,13 @@ class Mismatch(Measuring):
         super().__post_init__()
         check_at_least(self, 1, "curved_points")
 
-    def unknown(self, q: Gaussian) -> State:
+    def initial_entries(self, q: Gaussian) -> State:
         """Errors of zero, and the curvature of q."""
         return {"mismatch": torch.zeros_like(q.eta), "curvature": q.eta.new_ones(())}
 
-    def measured(self, problem: Problem, shared: State, local: State, data: ClientData, num_points: int) -> LocalResult:
+    def measure_clients(
+        self, problem: Problem, shared: State, local: State, data: ClientData, num_points: int
+    ) -> LocalResult:
         """f_s times the mean squares of the pulls, (C, D), and the largest curvature, (C,)."""
         q, sites, visit_share = gaussian(shared), gaussian(local), local["visit_share"].reshape(-1, 1)
         points = spread_points(q, num_points)
@@ -210,11 +215,13 @@ SCORE_STEP_SDS = 0.3
 class OwnNoise(Measuring):
     """The round that measures the bias by the clients' own noise."""
 
-    def unknown(self, q: Gaussian) -> State:
+    def initial_entries(self, q: Gaussian) -> State:
         """Shifts and widenings of zero."""
         return {"shift": torch.zeros_like(q.eta), "widening": torch.zeros_like(q.eta)}
 
-    def measured(self, problem: Problem, shared: State, local: State, data: ClientData, num_points: int) -> LocalResult:
+    def measure_clients(
+        self, problem: Problem, shared: State, local: State, data: ClientData, num_points: int
+    ) -> LocalResult:
         """The clients' parts of shift and widening, (C, D) each."""
         q, visit_share = gaussian(shared), local["visit_share"].reshape(-1, 1)
         points = spread_points(q, num_points)

@@ -6,11 +6,12 @@ weights a_s, and
 
     u_s = a_s / t(z_s)
 
-t is Π_k t_k with the tails of Student's t (`ops.student`): with Gaussian tails, weights would have no variance if a
-likelihood falls more slowly than its site. A likelihood that is flat in a direction, such as a ridge or a count's
-overdispersion on the log scale, has a flat site there, without tails. The draws of prior times sites are then narrower
-than the posterior. Therefore a share ε of the proposals is wider than q (`Defence`; Hesterberg 1995, *Weighted average
-importance sampling and defensive mixture distributions*; Owen & Zhou 2000, *Safe and effective importance sampling*):
+t is Π_k t_k with the tails of Student's t of `FedAIS.freedom` degrees of freedom (`ops.student`): with Gaussian tails,
+weights would have no variance if a likelihood falls more slowly than its site. A likelihood that is flat in a
+direction, such as a ridge or a count's overdispersion on the log scale, has a flat site there, without tails. The draws
+of prior times sites are then narrower than the posterior. Therefore a share ε of the proposals is wider than q
+(`Defence`; Hesterberg 1995, *Weighted average importance sampling and defensive mixture distributions*; Owen & Zhou
+2000, *Safe and effective importance sampling*):
 
     t(z) = Student's t of ν degrees of freedom and scale σ,     s = log t - log N(0, I),
     π_0 = N(0, I) exp b,   b = log((1 - ε) + ε exp s),
@@ -21,7 +22,7 @@ power. If p_0 t is exact, the share multiplies the cost of an effective draw by 
 
 With **points** θ_i that represent a posterior, proposals are draws of a mixture, without annealing (`around`),
 
-    q(θ) = (1 - w) 1/N Σ_i t_ν(θ; θ_i, S_i) + w t_ν(θ; m, σ²S),    S_i = 1/k Σ_j∈N(i) (θ_j - θ_i)(θ_j - θ_i)'
+    q(θ) = (1 - w) 1/N Σ_i t_κ(θ; θ_i, S_i) + w t_κ(θ; m, σ²S),    S_i = 1/k Σ_j∈N(i) (θ_j - θ_i)(θ_j - θ_i)'
     u_s = p_0(z_s) / q(z_s)
 
 N(i) are the k nearest points to θ_i, without those that are more than `MAX_DISTANCE_RATIO` times as far away as the
@@ -34,7 +35,7 @@ At distant draws a log density may be NaN or dominated by rounding. If there are
 impossible.
 
 Letters: z `draws`, logarithm of u `log_weights`; ε `DEFENCE_SHARE`, σ `DEFENCE_WIDTH`, ν `DEFENCE_FREEDOM`, logarithm
-of Z `level`; w `WIDE_SHARE`.
+of Z `level`; w `WIDE_SHARE`, κ `ops.adaptive_importance.FREEDOM`.
 """
 
 from __future__ import annotations
@@ -76,8 +77,8 @@ class Defence(NamedTuple):
         wide = DEFENCE_WIDTH * white[len(white) - count :] * (DEFENCE_FREEDOM / chi).sqrt()
         return torch.cat([white[: len(white) - count], wide])
 
-    def ends(self, difference: Difference) -> Ends:
-        """d' and b with their gradients, from d and its gradient."""
+    def log_densities(self, difference: Difference) -> Ends:
+        """The log densities d' of π_1 and b of π_0, over N(0, I), with their gradients, from d and its gradient."""
 
         def mixed(white: Tensor) -> tuple[Slope, Slope]:
             (value, slope), (wide, along) = difference(white), _wider(white)

@@ -123,7 +123,7 @@ def visit_shares(probabilities: tuple[float, ...] | None, num_clients: int) -> T
     return torch.tensor(probabilities, dtype=torch.float64)
 
 
-def one_each(sites: Gaussian, num_clients: int) -> Gaussian:
+def require_one_per_client(sites: Gaussian, num_clients: int) -> Gaussian:
     """The surrogates; refuses numbers other than one for each client."""
     if len(sites.eta) != num_clients:
         raise SettingError(f"surrogates: received {len(sites.eta)} surrogates for {num_clients} clients")
@@ -168,12 +168,12 @@ def _prior_curvature(problem: Problem, z: Tensor, product: Gaussian) -> Tensor:
     """-∇² log p(z) without its negative part, in the product's structure."""
     with quiet:
         if not product.dense:
-            return -_diagonal(problem, z.to(problem.dtype)).double().clamp_max(0)
+            return -_prior_hessian_diagonal(problem, z.to(problem.dtype)).double().clamp_max(0)
         curvature: Tensor = -jacrev(grad(problem.log_prior))(z.to(problem.dtype)).double()
     return positive_part(curvature)
 
 
-def _diagonal(problem: Problem, z: Tensor) -> Tensor:
+def _prior_hessian_diagonal(problem: Problem, z: Tensor) -> Tensor:
     """The diagonal of ∇² log p(z), (D,), without the full matrix."""
     pull = vjp(grad(problem.log_prior), z)[1]
     generator = torch.Generator().manual_seed(seeding.COMMON)

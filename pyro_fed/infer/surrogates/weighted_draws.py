@@ -144,7 +144,7 @@ class LogLikContributions(Contributions):
         return {"log_lik": values, "answered": values.new_ones(len(clients))}
 
     def client_shift_sds(self, shared: State, ledger: State, sent: SentMessages) -> Tensor:
-        """Shifts if a client's log-likelihoods replace its site; NaN if no site is known."""
+        """How far the mean moves if a client's site replaces its values, in SDs; NaN if no site is known."""
         values, draws = sent.messages["log_lik"], shared["draws"].double()
         if not ledger:
             return values.new_full((len(values),), torch.nan)

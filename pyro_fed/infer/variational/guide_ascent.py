@@ -17,7 +17,7 @@ such a Gaussian there are twice as many rounds, from the guide's own start. So i
 they then reach those of SVI on the pooled data, and from a Gaussian worse ones (`benchmarks/accuracy/GUIDES.md`).
 
 A single φ has the noise of the few draws in Adam's last steps. φ̄ averages over the draws of half of all steps (Dhaka et
-al., 2020). Its error is half that of the last φ at a rate that falls a hundredfold.
+al., 2020).
 
 If the steps have not converged, the average lags behind. As R̂ compares the halves of a chain, two guides are compared
 at the same ε: at the means of the earlier and of the later half of the averaged steps. The comparison is by means and
@@ -156,7 +156,7 @@ class GuideAscent(KeptDraws, Tempered):
         local = {"params": program.own_start, **prefixed(OPTIM, self.adam_at(program.own_start))}
         return fit, {name: value.expand(num_clients, *value.shape) for name, value in local.items()}
 
-    def no_points(self, problem: Problem) -> tuple[Tensor, Tensor]:
+    def empty_round(self, problem: Problem) -> tuple[Tensor, Tensor]:
         """Zeros in place of draws (S, D) and of the clients' flat messages, of the shapes that rounds have."""
         zero = torch.zeros(self.num_particles, problem.dim, dtype=problem.dtype)
         return zero, (zero if self.bound == "elbo" else with_values(zero, zero[:, 0])).flatten()
@@ -170,7 +170,7 @@ class GuideAscent(KeptDraws, Tempered):
         """The clients' scores at the draws, flat, (C, S D), with their log-likelihoods for IWAE; and their states."""
         if local:
             scores_and_states = [
-                self._local_guide_step(problem, shared, local, data, noise, k) for k in range(len(data.num_rows))
+                self._local_guide_scores(problem, shared, local, data, noise, k) for k in range(len(data.num_rows))
             ]
             after = {name: torch.stack([own[name] for _, own in scores_and_states]) for name in local}
             return torch.stack([score.flatten() for score, _ in scores_and_states]), after
@@ -180,7 +180,7 @@ class GuideAscent(KeptDraws, Tempered):
             scores = with_values(*clients_likelihood_scores_and_values(problem, shared["points"], data))
         return scores.double().flatten(1), {}
 
-    def _local_guide_step(
+    def _local_guide_scores(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise, k: int
     ) -> tuple[Tensor, State]:
         """Scores (S, D) of client k, whose latents have a guide of their own, and its state after a step of that."""
@@ -211,7 +211,7 @@ class GuideAscent(KeptDraws, Tempered):
         return fit
 
     def averaged(self, problem: Problem, before: Average, fit: Fit, steps_a_round: int = 1) -> Average:
-        """φ̄ with another round's φ, the mean over the second half of the steps; and its drift at the end."""
+        """φ̄ with another round's φ, `early` as φ̄ of the first half of these steps, and at the end the drift."""
         steps, half = int(fit.step) - self.num_steps // 2, self.num_steps - self.num_steps // 2
         average = before.average.lerp(fit.params, 1 / max(steps / steps_a_round, 1.0))
         early = average if 2 * steps <= half else before.early

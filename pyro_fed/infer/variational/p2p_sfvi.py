@@ -18,7 +18,7 @@ gradients in Nedić, Olshevsky & Shi 2017): constant differences cancel in r_i -
 P2PVI mixes Gaussians as products of densities. Guides of other families have no products. So scores are mixed, which
 are the posterior's for any guide. Parameters are mixed only to remove the differences that consensus leaves.
 
-Letters: m `delta`, r `scores`, φ `params`, W `graph`, v `centrality`, z `points`, S `num_particles`.
+Letters: m `tracked`, r `scores`, φ `params`, W `graph`, v `centrality`, z `points`, S `num_particles`.
 """
 
 from __future__ import annotations
@@ -162,11 +162,11 @@ class P2PSFVI(GuideAscent, OnGraph):
                 belief = type(beliefs)(beliefs.precision[agent], beliefs.eta[agent])
                 belief.require_proper(f"the belief of agent {agent}, at which its guide begins")
                 fits[agent] = self.fitted_to(problem, belief, fit, self.steps_without_rounds)
-        points, message = self.no_points(problem)
-        agent_state = {"points": points, "delta": message.double()}
+        points, message = self.empty_round(problem)
+        agent_state = {"points": points, "tracked": message.double()}
         shared = {name: value.expand(num_clients, *value.shape).clone() for name, value in agent_state.items()}
         shared |= _stacked(fits) | _stacked([Average.at(fit.params) for fit in fits])
-        return shared, {**local, "scores": shared["delta"]}
+        return shared, {**local, "scores": shared["tracked"]}
 
     def prepare(self, problem: Problem, shared: State) -> State:
         """Draw the round's points at every agent."""
@@ -179,7 +179,7 @@ class P2PSFVI(GuideAscent, OnGraph):
         guide = {name: value for name, value in local.items() if name != "scores"}
         scores_at_draws, after = self.scores_at_points(problem, shared, guide, data, noise)
         scores = scores_at_draws / shared["centrality"].unsqueeze(-1)
-        message = {"delta": shared["delta"] + scores - local["scores"], "params": shared["params"]}
+        message = {"tracked": shared["tracked"] + scores - local["scores"], "params": shared["params"]}
         return message, {**after, "scores": scores}, {}
 
     def combine(self, shared: State, messages: State, weights: Any) -> State:
@@ -188,7 +188,7 @@ class P2PSFVI(GuideAscent, OnGraph):
 
     def refine(self, problem: Problem, shared: State) -> State:
         """Take one step of Adam at every agent, and update the averages."""
-        sums = shared["delta"].reshape(*shared["points"].shape[:2], -1)
+        sums = shared["tracked"].reshape(*shared["points"].shape[:2], -1)
         fits = [self.ascended(problem, fit, own) for fit, own in zip(_each(Fit, shared), sums, strict=True)]
         before = _each(Average, shared)
         averages = [self.averaged(problem, average, fit) for average, fit in zip(before, fits, strict=True)]

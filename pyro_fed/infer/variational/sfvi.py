@@ -20,7 +20,8 @@ similar. Otherwise it converges to another point: the mean of the clients' best 
 
 The steps before the first round use the Gaussian of `surrogates`.
 
-Letters: φ `params`, z `points`, ε's seed `noise_seed`, S `num_particles`, m `local_steps`.
+Letters: φ `params`, z `points`, ε's seed `noise_seed`, S `num_particles`, m `local_steps`. A message's `delta` are a
+client's scores per row at the draws, or its change of φ in m steps.
 
 Deviation: φ itself is averaged, weighted by rows; the paper takes Wasserstein barycentres of Gaussians, and unweighted
 means over clients.
@@ -132,7 +133,7 @@ class SFVI(GuideAscent):
         if self.steps_without_rounds:
             target = fitted_surrogates(problem, self.surrogates, start)[1]
             fit = self.fitted_to(problem, target, fit, self.steps_without_rounds)
-        points, message = self.no_points(problem)
+        points, message = self.empty_round(problem)
         shared = {
             **as_entries(fit),
             **as_entries(Average.at(fit.params)),
@@ -182,11 +183,13 @@ class SFVI(GuideAscent):
 
     def refine(self, problem: Problem, shared: State) -> State:
         """Take one step of Adam on the ELBO, or add the clients' mean change, and update the average."""
-        delta, fit = shared["delta"], entries_as(Fit, shared)
+        fit = entries_as(Fit, shared)
         if self.local_steps > 1:
-            fit = fit._replace(params=fit.params + delta, step=fit.step + self.local_steps)
+            change = shared["delta"]
+            fit = fit._replace(params=fit.params + change, step=fit.step + self.local_steps)
         else:
-            fit = self.ascended(problem, fit, shared["num_rows"] * delta.reshape(self.num_particles, -1))
+            scores = shared["delta"].reshape(self.num_particles, -1)
+            fit = self.ascended(problem, fit, shared["num_rows"] * scores)
         average = self.averaged(problem, entries_as(Average, shared), fit, self.local_steps)
         return {**shared, **as_entries(fit), **as_entries(average)}
 

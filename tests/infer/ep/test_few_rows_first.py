@@ -58,6 +58,6 @@ def test_as_many_rows_as_there_are_are_all_of_them():
 
 
 def test_a_start_need_not_be_known_better_than_more_rows_differ():
-    assert ascent.network_start_entries(-5.0, 100_000)["enough"] == ascent.MIN_RISE_PER_ROW * 100_000 == 10.0
-    assert ascent.network_start_entries(-5.0, 4_000, dim=60)["enough"] == ascent.MIN_RISE_PER_PARAMETER * 60 == 15.0
-    assert ascent.network_start_entries(-5.0, 400_000, dim=60)["enough"] == 40.0
+    assert ascent.network_limits(-5.0, 100_000)["min_rise"] == ascent.MIN_RISE_PER_ROW * 100_000 == 10.0
+    assert ascent.network_limits(-5.0, 4_000, dim=60)["min_rise"] == ascent.MIN_RISE_PER_PARAMETER * 60 == 15.0
+    assert ascent.network_limits(-5.0, 400_000, dim=60)["min_rise"] == 40.0

@@ -64,8 +64,8 @@ def test_an_honest_client_whose_log_likelihood_has_fallen_is_heard_and_a_flipped
 def judged(expected, level):
     """What becomes of a start of three parameters at which the log density has this mean."""
     q = FullGaussian(torch.eye(3, dtype=F64), torch.ones(3, dtype=F64))
-    climb = replace(ascent.first_climb(q), level=torch.tensor(level, dtype=F64))
-    return q, climb.after_rejection(q, torch.tensor(expected, dtype=F64) + q.entropy(), 1.0)
+    climb = replace(ascent.first_climb(q), mode_log_density=torch.tensor(level, dtype=F64))
+    return q, climb.replacement(q, torch.tensor(expected, dtype=F64) + q.entropy(), 1.0)
 
 
 @pytest.mark.parametrize(("below", "narrowed"), [(1.5, False), (8.9, False), (9.1, True), (1e9, True)])

@@ -69,8 +69,8 @@ def test_a_best_that_goes_on_rising_is_none(fed, monkeypatch):
 @pytest.mark.filterwarnings("ignore:not converged", "ignore:the network's weights have not converged")
 def test_a_network_ends_at_the_best_where_ten_rounds_hardly_raise_it(fed, monkeypatch, rise, ended):
     nothing = ascent.first_climb
-    enough = torch.tensor(1.0, dtype=torch.float64)  # of `rise` a round ten rounds make 0.5 or 2
-    monkeypatch.setattr(ascent, "first_climb", lambda q: replace(nothing(q), enough=enough))
+    min_rise = torch.tensor(1.0, dtype=torch.float64)  # of `rise` a round ten rounds make 0.5 or 2
+    monkeypatch.setattr(ascent, "first_climb", lambda q: replace(nothing(q), min_rise=min_rise))
     idata, seen = run_with([0.0, 5.0, 5.0 + rise, *(5.0 + rise * (1 + i) for i in range(1, 48))], fed, monkeypatch)
     assert (len(seen) == 12 and not idata.attrs["converged"]) if ended else len(seen) > 12  # the first rises by five
     warned = "the network's weights have not converged" in str(idata.attrs.get("warnings"))
@@ -78,8 +78,8 @@ def test_a_network_ends_at_the_best_where_ten_rounds_hardly_raise_it(fed, monkey
 
 
 def test_what_a_network_has_to_rise_goes_with_its_rows_and_begins_anew_with_another_start():
-    enough = torch.tensor(ascent.network_start_entries(-5.0, 1000)["enough"])
-    climb, ends = replace(ascent.first_climb(q_at(0.0)), enough=enough), []
+    min_rise = torch.tensor(ascent.network_limits(-5.0, 1000)["min_rise"])
+    climb, ends = replace(ascent.first_climb(q_at(0.0)), min_rise=min_rise), []
     for value in [0.0] + [torch.nan] * 5 + [0.05] * 10:
         climb = climb.with_bound(torch.tensor(value, dtype=torch.float64))
         climb = replace(climb, best_value=climb.recent_bests[-1])
@@ -98,9 +98,9 @@ def returned(distances):
     """Which of the falls at so many SDs from the best q are the end."""
     onward = DiagGaussian(torch.zeros(1, dtype=torch.float64), torch.tensor([8.0], dtype=torch.float64))
     climb, ends = ascent.first_climb(q_at(0.0)), []
-    climb = replace(climb, best=q_at(0.0), onward=onward, best_value=torch.tensor(0.0))
+    climb = replace(climb, best=q_at(0.0), best_change=onward, best_value=torch.tensor(0.0))
     for distance in distances:
-        _, climb = climb.after_rejection(q_at(distance), torch.tensor(-2.0), 1.0)
+        _, climb = climb.replacement(q_at(distance), torch.tensor(-2.0), 1.0)
         ends.append("in_vain" in ascent.reasons_to_end({**as_entries(climb), "reset": torch.ones(())}))
     assert not ascent.reasons_to_end({**as_entries(climb), "reset": torch.zeros(())})  # a run that goes on from there
     return ends

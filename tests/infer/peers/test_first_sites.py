@@ -7,7 +7,7 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.density.traits import Traits
-from pyro_fed.infer.peers.peer_sites import _proper_first_sites, improper_with_sites
+from pyro_fed.infer.peers.peer_sites import _sites_with_proper_sum, sum_of_sites_is_improper
 from pyro_fed.ops.gaussian import FullGaussian
 
 AGENTS = 4
@@ -48,12 +48,12 @@ def test_bent_sites_have_a_product():
     anchors = FullGaussian(anchor.precision.expand(AGENTS, 3, 3), anchor.eta.expand(AGENTS, 3))
     assert not bool(sites.product_over(0).is_proper())
     weight = torch.full((AGENTS,), float(AGENTS), dtype=torch.float64)
-    bent = _proper_first_sites(anchors, sites, anchors ** (1 / weight), weight)
+    bent = _sites_with_proper_sum(anchors, sites, anchors ** (1 / weight), weight)
     assert bool(bent.product_over(0).is_proper())
 
 
 def test_a_belief_without_sites_is_not_lost():
     flat = FullGaussian(torch.zeros(2, 1, 1, dtype=torch.float64), torch.zeros(2, 1, dtype=torch.float64))
     site = FullGaussian(-torch.ones(2, 1, 1, dtype=torch.float64), flat.eta)
-    assert improper_with_sites(flat, flat).tolist() == [False, False]
-    assert improper_with_sites(site, site).tolist() == [True, True]
+    assert sum_of_sites_is_improper(flat, flat).tolist() == [False, False]
+    assert sum_of_sites_is_improper(site, site).tolist() == [True, True]

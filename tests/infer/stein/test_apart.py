@@ -13,7 +13,7 @@ from models import bnn_regression
 from pyro_fed.density.traits import Traits
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.sites.records import as_entries
-from pyro_fed.infer.stein import dsvgd
+from pyro_fed.infer.stein import states
 from pyro_fed.infer.stein.states import Server
 from pyro_fed.infer.stein.survey import gaussian_points, lowest_curvature
 from pyro_fed.ops.points import MOST_SOBOL_DIMS
@@ -105,7 +105,7 @@ def test_the_parallel_form_has_no_start_apart(unseen):
 @pytest.mark.parametrize(("clients", "rounds"), [(1, 1), (2, 1), (3, 2), (2, 5), (1, 4)])
 def test_particles_that_started_apart_are_returned_at_their_mean_of_late(clients, rounds, monkeypatch):
     """Over a pass or more: first by their plain mean, then by weights that fall by a constant factor a round."""
-    monkeypatch.setattr(dsvgd, "AVERAGED_ROUNDS", rounds)
+    monkeypatch.setattr(states, "AVERAGED_ROUNDS", rounds)
     algorithm = pf.DSVGD(num_particles=4)
     where = torch.randn(7, 4, 2, generator=torch.Generator().manual_seed(0))
     unit = {"mean": torch.zeros(2), "factor": torch.ones(2), "pass_length": torch.tensor(1.0 / clients)}

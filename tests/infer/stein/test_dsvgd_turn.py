@@ -11,7 +11,7 @@ from pyro_fed.infer.stein import dsvgd
 from pyro_fed.ops.kernels import RBF
 
 D64 = torch.float64
-N, L, ALPHA, RATE, MOMENTUM, FUDGE, PACE, WIDTH = 5, 3, 2.0, 0.1, 0.9, 1e-9, 0.7, 1.3
+N, L, ALPHA, RATE, MOMENTUM, FUDGE, STEP_FACTOR, WIDTH = 5, 3, 2.0, 0.1, 0.9, 1e-9, 0.7, 1.3
 
 
 def located(x, y):
@@ -77,7 +77,7 @@ def turn(server, sites, k, x, y):
                 direction[n] += (kernel * scores[m] - 2 * (white[m] - white[n]) / WIDTH * kernel) / N
         history = MOMENTUM * history + (1 - MOMENTUM) * direction**2
         rate = RATE * (1 + count / 500) ** -0.6
-        white = white + PACE * rate * direction / (FUDGE + np.sqrt(history))
+        white = white + STEP_FACTOR * rate * direction / (FUDGE + np.sqrt(history))
         count += 1
     own = [likelihood(z) - (sites["eta"][k] - sites["precision"][k] @ z) for z in white]
     return white, history, np.array(own)
@@ -91,7 +91,7 @@ def stepped(monkeypatch, k, straight):
     )
     server, sites = states()
     shared = {name: torch.tensor(value)[None] for name, value in server.items()}
-    shared |= {"pace": torch.tensor([PACE], dtype=D64), "apart": torch.zeros(1), "near": torch.zeros(1)}
+    shared |= {"step_factor": torch.tensor([STEP_FACTOR], dtype=D64), "apart": torch.zeros(1), "near": torch.zeros(1)}
     local = {name: torch.tensor(value)[k : k + 1] for name, value in sites.items()}
     return algorithm.local_step(fed.problem, shared, local, fed.client_data([k]), ())
 
@@ -125,7 +125,7 @@ def test_particles_apart_see_no_sites_and_their_rows_stand_for_all(monkeypatch):
     none = {name: 0 * sites[name][:1] for name in ("precision", "eta")}
     shared = {name: torch.tensor(value)[None] for name, value in server.items()}
     shared |= {name: 0 * shared[name] for name in ("precision", "eta")}
-    shared |= {"pace": torch.ones(1), "apart": torch.ones(1), "near": torch.zeros(1)}
+    shared |= {"step_factor": torch.ones(1), "apart": torch.ones(1), "near": torch.zeros(1)}
     local = {name: torch.tensor(value) for name, value in (none | {"residual": sites["residual"][:1]}).items()}
     message, _, _ = algorithm.local_step(fed.problem, shared, local, fed.client_data([0]), ())
     mean, factor, white = server["mean"], server["factor"], server["white"]

@@ -29,7 +29,7 @@ def test_the_diagonal_is_that_of_the_whole_hessian(scaled, monkeypatch):
     z = torch.randn(problem.dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     monkeypatch.setattr(surrogates, "count_in_memory", lambda numbers: 7)  # blocks of seven rows, the last of fewer
     whole = jacrev(grad(problem.log_prior))(z).diagonal()
-    torch.testing.assert_close(surrogates._diagonal(problem, z), whole, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(surrogates._prior_hessian_diagonal(problem, z), whole, rtol=1e-10, atol=1e-10)
 
 
 def test_surrogates_of_many_parameters_take_no_hessian_of_the_prior():

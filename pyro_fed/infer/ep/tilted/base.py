@@ -66,13 +66,13 @@ class Numerics(NamedTuple):
 
     Args:
         derivatives: scores and curvatures in the algorithm's structure.
-        exact: scores and full Hessians if the model is small enough for them; else `derivatives`.
+        full_hessians: scores and full Hessians if they are Hessians of a small enough model; else `derivatives`.
         num_points: Sobol points for expectations.
         prior_share: power of the prior that is part of each client's likelihood, (C,); None is 0.
     """
 
     derivatives: Derivatives
-    exact: Derivatives
+    full_hessians: Derivatives
     num_points: int
     prior_share: Tensor | None = None
 
@@ -102,7 +102,7 @@ class TiltedInference(Variant):
     what: ClassVar[str] = "tilted inference"
     door: ClassVar[str] = "pf.infer.tilted"
 
-    #: Whether it uses gradients only, for networks. Agents then start from averaging, and the prior's expectations are
+    #: Whether it uses gradients only, for networks. Agents then start from averaging. The prior's expectations are
     #: first computed at a few points, which suffice for a Gaussian prior.
     by_gradients: ClassVar[bool] = False
     #: Whether it minimises the client's free energy, KL(q̂ ‖ p_k q_-k).
@@ -202,8 +202,8 @@ class TiltedInference(Variant):
         return []
 
 
-def tilted_scale(numerics: Numerics, problem: Problem, received: Received, data: ClientData) -> Gaussian:
-    """Gaussians (C,) of curvature |H| at the end of a Newton step on the tilted densities from the mean of q."""
+def one_newton_step(numerics: Numerics, problem: Problem, received: Received, data: ClientData) -> Gaussian:
+    """N(mean after one Newton step, |H|⁻¹), (C,), of the tilted densities; the step and H are at the mean of q."""
     mean = received.q.mean()
     moments = numerics.derivatives.of_likelihood(problem, mean[None], data.full_batch())
     tilted = site_of(moments, mean).product(received.cavity)

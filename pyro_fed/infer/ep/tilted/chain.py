@@ -12,17 +12,19 @@ variance of a Gaussian exact at any stable step size:
 Samples are the positions at every `thin`-th step (or epoch) after `burn_in`. With `preconditioned`, θ moves in units
 of G = A A', the inverse of the tilted curvature at q's mean; shrinkage then goes towards G instead of the identity:
 
-    Σ̂ = ρ_n G + (1 - ρ_n) S,   ρ_n = 1 / (1 + (n - 1) `shrinkage`)        Al-Shedivat et al. (2021), Eq. (8)
+    Σ̂ = ρ_n G + (1 - ρ_n) S,   ρ_n = 1 / (1 + (n - 1) ρ),   ρ `shrinkage`      Al-Shedivat et al. (2021), Eq. (8)
 
-The mean of a preconditioned Langevin chain has a control variate; without it, EP with many small clients would
-accumulate the noise of n samples of q. The same noise ξ drives a chain u on N(0, I), whose expected mean is zero. Its
-actual mean ū, a weighted sum of ξ, is subtracted:
+In a preconditioned Langevin chain, a control variate reduces the noise of the mean. Without it the noise adds up over
+many small clients. The same noise ξ drives a chain u on N(0, I), whose expected mean is zero. Its actual mean ū, a
+weighted sum of ξ, is subtracted:
 
     m̂ = 1/n Σ_n θ_n - A ū,    u_{n+1} = (1 - h/2) u_n + √h (ξ_n + ξ_{n+1}) / 2,   u_0 = 0
 
-The paper's own estimate, `weight` and `scale` of "mcmc" (the text has no formula; this is its authors' code):
+The paper's own estimate, `weight` w and `scale` α_cov of "mcmc" (the text has no formula; this is its authors' code):
 
-    Σ̂ = ρ I + (1 - ρ) S,    Λ̂ = Σ̂⁻¹ ‖α_cov N_k + Λ_-k‖ / ‖Σ̂⁻¹‖                Table 7: "MCMC Shrinkage" ρ, "Scale" α_cov
+    Σ̂ = w I + (1 - w) S,    Λ̂ = Σ̂⁻¹ ‖α_cov N_k + Λ_-k‖ / ‖Σ̂⁻¹‖                Table 7: "MCMC Shrinkage" w, "Scale" α_cov
+
+A larger w shrinks S more, but a larger ρ shrinks it less.
 
 "identity" has the precision α_cov N_k + Λ_-k. Section 2.2.2 prints "Σ ← α_cov I", Table 7 calls α_cov a scale per data
 point, and the authors' code uses it as the precision that each row adds. If α_cov were the variance of q̂_k, K sites
@@ -48,7 +50,7 @@ Letters: T_NGVI `fisher_steps`, N_NGVI `fisher_samples`, β `fisher_decay`, c `f
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -70,10 +72,27 @@ from pyro_fed.density.rows.batches import (
 )
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.averaging.optim import SGD
-from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInference, site_from, tilted_scale
+from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInference, one_newton_step, site_from
 from pyro_fed.infer.sites.gaussian_sites import spread_points
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.matrices import times, times_transposed
+
+
+class ChainState(NamedTuple):
+    """A chain between two steps, (D,)."""
+
+    position: Tensor  # θ
+    velocity: Tensor  # of "sgd" with momentum
+
+
+class ChainConstants(NamedTuple):
+    """Constants of the steps of a chain."""
+
+    precision: Tensor  # Λ_-k, (D, D) or its diagonal (D,)
+    eta: Tensor  # η_-k, (D,)
+    factor: Tensor  # A, (D, D) or its diagonal (D,)
+    num_rows: Tensor  # N_k
+    rows: Batch | ClientData  # all rows of the client, or those from which minibatches are taken
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +107,8 @@ class Chain(TiltedInference):
             learning rate.
         sampler: "langevin" (noise is injected) or "sgd" (minibatches are the only noise, as published).
         momentum: of "sgd", in [0, 1); None takes 0.9. "langevin" has none.
-        preconditioned: move in units of the tilted curvature at the mean of q, which frees the step size of the
-            parameters' units; the paper does not.
+        preconditioned: move in units of the tilted curvature at the mean of q. The step size then does not depend on
+            the parameters' units. The paper uses no preconditioner.
         batch_size: rows in a step, weighted to all of the client's; None takes all.
         unit: the unit of `steps`, `burn_in` and `thin`: "steps", or "epochs" of "sgd", in each of which a client takes
             every row once, in minibatches of `batch_size`.
@@ -145,14 +164,17 @@ class Chain(TiltedInference):
         """Samples (n, C, D) and the factor A of G, (C, D) or (C, D, D)."""
         factor = torch.ones_like(received.q.eta)
         if self.preconditioned:
-            factor = tilted_scale(numerics, problem, received, data).root()
+            factor = one_newton_step(numerics, problem, received, data).root()
         batch, dims = with_batches(data, self.batch_size)
         cavity = received.cavity
-        const = ((cavity.precision, cavity.eta, factor, data.num_rows), batch)
         start = received.q.mean()
-        count = self.steps if self.unit == "steps" else len(noise[1].weight)
         _, (path,) = problem.scan(
-            self._step, (start, torch.zeros_like(start)), const, noise, count, ((0, 0, 0, 0), dims)
+            self._step,
+            ChainState(start, torch.zeros_like(start)),
+            ChainConstants(cavity.precision, cavity.eta, factor, data.num_rows, batch),
+            noise,
+            self.steps if self.unit == "steps" else len(noise[1].weight),
+            ChainConstants._make((0, 0, 0, 0, dims)),
         )
         if self.unit == "epochs":
             path = self._ends(path, data)
@@ -179,23 +201,24 @@ class Chain(TiltedInference):
         weights: Tensor = self.step_size**0.5 * torch.where(since >= 0, decayed, 0.0).mean(0)
         return weights
 
-    def _step(self, problem: Problem, carry: Any, const: Any, x: Any) -> tuple[Any, Any]:
-        z, velocity = carry
-        (precision, eta, factor, num_rows), rows = const
-        xi, picks = x
-        batch = batch_of(rows, picks)
+    def _step(
+        self, problem: Problem, state: ChainState, const: ChainConstants, noise: Any
+    ) -> tuple[ChainState, tuple[Tensor]]:
+        """A step of "langevin" or "sgd" from one step's noise, and the position after it."""
+        (z, velocity), factor, (xi, picks) = state, const.factor, noise
+        batch = batch_of(const.rows, picks)
         likelihood = grad(lambda t: problem.log_lik(t, batch))(z.to(problem.dtype)).double()
-        score = likelihood + eta - times(precision, z)
+        score = likelihood + const.eta - times(const.precision, z)
         if self.sampler == "langevin":
             half = times_transposed(factor, score)
             z = z + times(factor, 0.5 * self.step_size * half + self.step_size**0.5 * xi)
         else:
             direction = times(factor, times_transposed(factor, score))
-            scale = 1.0 if self.preconditioned else 1.0 / num_rows.clamp_min(1).to(z)
+            scale = 1.0 if self.preconditioned else 1.0 / const.num_rows.clamp_min(1).to(z)
             velocity = (SGD.momentum if self.momentum is None else self.momentum) * velocity + direction * scale
             moving = has_rows(picks).to(z) if self.unit == "epochs" else 1.0
             z = z + moving * self.step_size * velocity
-        return (z, velocity), (z,)
+        return ChainState(z, velocity), (z,)
 
 
 @explains_unknown
@@ -211,12 +234,12 @@ class MCMC(Chain):
             learning rate.
         sampler: "langevin" (noise is injected) or "sgd" (minibatches are the only noise, as published).
         momentum: of "sgd", in [0, 1); None takes 0.9. "langevin" has none.
-        preconditioned: move in units of the tilted curvature at the mean of q, which frees the step size of the
-            parameters' units; the paper does not.
+        preconditioned: move in units of the tilted curvature at the mean of q. The step size then does not depend on
+            the parameters' units. The paper uses no preconditioner.
         batch_size: rows a step, weighted to all of the client's; None takes all.
         unit: the unit of `steps`, `burn_in` and `thin`: "steps", or "epochs" of "sgd", in each of which a client takes
             every row once, in minibatches of `batch_size`.
-        shrinkage: ρ; larger values shrink the sample covariance less.
+        shrinkage: ρ of Al-Shedivat et al. (2021), Eq. (8); larger values shrink the sample covariance less.
         weight: in place of `shrinkage`, the share of the identity (or of G) in the covariance: "MCMC Shrinkage" of Guo
             et al.'s Table 7. Larger values shrink the sample covariance more.
         scale: α_cov: the precision is scaled to the norm of the precision of `Identity(scale=scale)`. None does not
@@ -291,8 +314,8 @@ class Identity(Chain):
             learning rate.
         sampler: "langevin" (noise is injected) or "sgd" (minibatches are the only noise, as published).
         momentum: of "sgd", in [0, 1); None takes 0.9. "langevin" has none.
-        preconditioned: move in units of the tilted curvature at the mean of q, which frees the step size of the
-            parameters' units; the paper does not.
+        preconditioned: move in units of the tilted curvature at the mean of q. The step size then does not depend on
+            the parameters' units. The paper uses no preconditioner.
         batch_size: rows a step, weighted to all of the client's; None takes all.
         unit: the unit of `steps`, `burn_in` and `thin`: "steps", or "epochs" of "sgd", in each of which a client takes
             every row once, in minibatches of `batch_size`.
@@ -358,8 +381,8 @@ class Fisher(Chain):
             learning rate.
         sampler: "langevin" (noise is injected) or "sgd" (minibatches are the only noise, as published).
         momentum: of "sgd", in [0, 1); None takes 0.9. "langevin" has none.
-        preconditioned: move in units of the tilted curvature at the mean of q, which frees the step size of the
-            parameters' units; the paper does not.
+        preconditioned: move in units of the tilted curvature at the mean of q. The step size then does not depend on
+            the parameters' units. The paper uses no preconditioner.
         batch_size: rows a step, weighted to all of the client's; None takes all.
         unit: the unit of `steps`, `burn_in` and `thin`: "steps", or "epochs" of "sgd", in each of which a client takes
             every row once, in minibatches of `batch_size`.
@@ -402,8 +425,8 @@ class NGVI(Chain):
             learning rate.
         sampler: "langevin" (noise is injected) or "sgd" (minibatches are the only noise, as published).
         momentum: of "sgd", in [0, 1); None takes 0.9. "langevin" has none.
-        preconditioned: move in units of the tilted curvature at the mean of q, which frees the step size of the
-            parameters' units; the paper does not.
+        preconditioned: move in units of the tilted curvature at the mean of q. The step size then does not depend on
+            the parameters' units. The paper uses no preconditioner.
         batch_size: rows a step, weighted to all of the client's; None takes all.
         unit: the unit of `steps`, `burn_in` and `thin`: "steps", or "epochs" of "sgd", in each of which a client takes
             every row once, in minibatches of `batch_size`.

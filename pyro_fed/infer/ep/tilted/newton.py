@@ -11,13 +11,15 @@ as at `FedEP`'s server (`ascent`). The objective is
 
     -KL(q̂ ‖ p_k q_-k) = E_q̂[log p_k] + E_q̂[log q_-k] + H(q̂) + const
 
-If q is as wide as a prior, its points are far from the mass of the tilted density. A turn can then begin at "laplace",
+If q is as wide as the prior, its points are far from the mass of the tilted density. `begin="mode"` starts each
+client's steps at its Laplace approximation. This is also the inference "laplace",
 
     θ̂ = arg max log p_k(θ) + log q_-k(θ),    q̂ = N(θ̂, (Λ_lik(θ̂) + Λ_-k)⁻¹)                 Guo et al., Eq. (4)
 
-by Newton steps with a line search, as in `fedlaplace`. The curvature is the full Hessian if the model is small enough,
-even for a diagonal q: q̂ is then projected to its mean and variances as in EP (KL(p ‖ q)), which is exact for Gaussian
-clients. Otherwise the curvature is the paper's diagonal Fisher information.
+by Newton steps with a line search, as in `fedlaplace`. Hessians of a small enough model are full even for a diagonal q:
+q̂ is then projected to its mean and variances as in EP (KL(p ‖ q)), which is exact for Gaussian clients. Otherwise the
+curvature has the structure of q. Its kind is the algorithm's `curvature`; the paper's is the diagonal Fisher
+information.
 """
 
 from __future__ import annotations
@@ -82,7 +84,7 @@ class Laplace(TiltedInference):
     def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """Sites from the tilted mode and curvature."""
         batch, cavity = data.full_batch(), received.cavity
-        inner = cavity.to_full() if numerics.exact.structure == "full" else cavity
+        inner = cavity.to_full() if numerics.full_hessians.structure == "full" else cavity
         point = received.q.mean()
         for _ in range(self.steps):
             tilted = _tilted(problem, numerics, point, inner, batch)
@@ -109,7 +111,7 @@ class Laplace(TiltedInference):
 
 
 def _tilted(problem: Problem, numerics: Numerics, point: Tensor, cavity: Gaussian, batch: Batch) -> Gaussian:
-    return site_of(numerics.exact.of_likelihood(problem, point[None], batch), point).product(cavity)
+    return site_of(numerics.full_hessians.of_likelihood(problem, point[None], batch), point).product(cavity)
 
 
 @explains_unknown
@@ -123,8 +125,9 @@ class Newton(TiltedInference):
     Args:
         steps: largest number of steps per round. With one, the site is that of an expected Newton step at q. With more,
             the cavity is held fixed and each step is backtracked or rejected, as in partitioned variational inference.
-        enough: a turn also ends with a step no longer than this share of its first, in [0, 1). The client's next turn
-            continues from there, so that the fixed point is the same.
+        enough: a turn also ends with a step no longer than this share of its first, or of the one that replaced the
+            last rejected step, in [0, 1). The client's next turn continues from there, so that the fixed point is the
+            same.
         begin: where a turn of several steps begins: at "q", or at the "mode" of the client's tilted density, with the
             Laplace approximation there, which needs fewer rounds but costs the client more in each.
         few_rows: number of rows of all clients, approximately, on which steps are computed, so that q is the posterior
@@ -174,12 +177,12 @@ class Newton(TiltedInference):
         moments = numerics.expected(problem, received.q, data)
         site, value = site_of(moments, received.q.mean()), moments.value
         if self.steps > 1:
-            q_hat, value = self._climbed(problem, numerics, received, data, moments)
+            q_hat, value = self._free_energy_ascent(problem, numerics, received, data, moments)
             site = q_hat.quotient(received.cavity)
         finite = is_finite(site)
         return Tilted(site, finite, {"expected_log_lik": torch.where(finite, value, torch.nan)})
 
-    def _climbed(
+    def _free_energy_ascent(
         self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, moments: Moments
     ) -> tuple[Gaussian, Tensor]:
         """q̂ after all steps, and the last expected log-likelihood, (C,)."""
@@ -196,9 +199,9 @@ class Newton(TiltedInference):
             top = torch.fmax(top, torch.where(moving, gain, top))
             radius = torch.where(fell, ascent.shorter_radius(length), ascent.RADIUS_GROWTH * radius)
             step = site_of(moments, q_hat.mean()).product(received.cavity).quotient(q_hat)
-            start, onward = _either(fell, start, q_hat), _either(fell, onward, step)
-            taken, moved = _within(start, onward, radius)
-            q_hat = _either(moving & (taken > 0), moved, start)
+            start, onward = _where_keeping_factors(fell, start, q_hat), _where_keeping_factors(fell, onward, step)
+            taken, moved = _steps_within_radius(start, onward, radius)
+            q_hat = _where_keeping_factors(moving & (taken > 0), moved, start)
             length = _length(start, q_hat)
             rest = torch.where(
                 fell | (number == 0), torch.fmax(torch.full_like(rest, REST), self.enough * length), rest
@@ -209,7 +212,7 @@ class Newton(TiltedInference):
         far = moving & (length > UNSETTLED_SDS)
         if bool(far.any()):  # the bound after a last step is unknown; shortening a long one is safe
             gain = _gain(q_hat, received.cavity, numerics.expected(problem, q_hat, data))
-            q_hat = _either(far & ascent.has_fallen(gain, top, StepControl.fall), start, q_hat)
+            q_hat = _where_keeping_factors(far & ascent.has_fallen(gain, top, StepControl.fall), start, q_hat)
         return q_hat, value
 
 
@@ -217,7 +220,7 @@ def _at_modes(problem: Problem, numerics: Numerics, received: Received, data: Cl
     """Laplace's approximations of the tilted densities, (C,); q itself where there is none."""
     answer = Laplace().infer(problem, numerics, received, data, noise)
     tilted = answer.site.product(received.cavity)
-    return _either(answer.usable & tilted.is_proper(), tilted, received.q)
+    return _where_keeping_factors(answer.usable & tilted.is_proper(), tilted, received.q)
 
 
 def _gain(q: Gaussian, cavity: Gaussian, moments: Moments) -> Tensor:
@@ -226,7 +229,7 @@ def _gain(q: Gaussian, cavity: Gaussian, moments: Moments) -> Tensor:
     return torch.where(moments.finite() & value.isfinite(), value, -torch.inf)
 
 
-def _within(q: Gaussian, step: Gaussian, radius: Tensor) -> tuple[Tensor, Gaussian]:
+def _steps_within_radius(q: Gaussian, step: Gaussian, radius: Tensor) -> tuple[Tensor, Gaussian]:
     """The fractions (C,) of changes, 0 if there is none, whose ends are within a radius, and these ends."""
     taken, moved = backtracked_step(q, step)
     while bool((far := (taken > 0) & ~(_length(q, moved) <= radius)).any()):
@@ -240,7 +243,7 @@ def _length(before: Gaussian, after: Gaussian) -> Tensor:
     return moves(moments_of(before), moments_of(after)).amax(-1)
 
 
-def _either(condition: Tensor, yes: Gaussian, no: Gaussian) -> Gaussian:
+def _where_keeping_factors(condition: Tensor, yes: Gaussian, no: Gaussian) -> Gaussian:
     """`where`, keeping the factors of Gaussians that are already computed."""
     if bool(condition.all()):
         return yes

@@ -2,8 +2,8 @@
 
 "svi" is Pyro's `SVI` on the tilted density; `guides.gaussian_guides` has the objective. The guide starts at the end of
 a Newton step with the inverse curvature as covariance, so that the step size, which falls linearly to zero, does not
-depend on the parameters' units. "ivon" takes diagonal natural-gradient steps from scores alone
-(`sites.online_newton`); a site is the change of the cavity's natural parameters.
+depend on the parameters' units. "ivon" takes diagonal natural-gradient steps from scores alone; its steps and settings
+are those of `sites.online_newton.OnlineNewton`. A site is the change of the cavity's natural parameters.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.guides.gaussian_guides import GuideFit
-from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInference, site_from, tilted_scale
+from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInference, one_newton_step, site_from
 from pyro_fed.infer.sites.online_newton import OnlineNewton
 from pyro_fed.ops.gaussian import Gaussian
 
@@ -87,7 +87,7 @@ class SVI(TiltedInference):
 
     def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """Sites from the fitted guides."""
-        start = tilted_scale(numerics, problem, received, data)
+        start = one_newton_step(numerics, problem, received, data)
         return site_from(self.guide_fit.fit(problem, start, received.cavity, data, noise), received.cavity)
 
 
