@@ -186,7 +186,7 @@ def _chance_findings(kurtoses: Tensor, quantities: Quantities, draws: Tensor, ai
     if aim is None or longest <= 1:
         return []
     # The log SD of n draws has the standard error sqrt((k - 1) / n) / 2.
-    error, limit = math.sqrt((longest - 1) / _worth(quantities, draws, number)) / 2, math.log(aim.sd_factor)
+    error, limit = math.sqrt((longest - 1) / _effective_draws_for_sd(quantities, draws, number)) / 2, math.log(aim.sd_factor)
     if STANDARD_ERRORS * error <= limit:
         return []
     needed = math.ceil((longest - 1) * (STANDARD_ERRORS / (2 * limit)) ** 2)
@@ -202,7 +202,7 @@ def _chance_findings(kurtoses: Tensor, quantities: Quantities, draws: Tensor, ai
     ]
 
 
-def _worth(quantities: Quantities, draws: Tensor, number: int) -> float:
+def _effective_draws_for_sd(quantities: Quantities, draws: Tensor, number: int) -> float:
     """How many draws without repetitions would determine the SD of a number as well; weights repeat draws."""
     different, repeats = draws.unique(dim=0, return_counts=True)
     shares, values = repeats.double() / len(draws), quantities(different.double())[:, number]

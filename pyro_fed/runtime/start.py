@@ -77,9 +77,8 @@ def _of_result(federation: Federation, result: Any) -> tuple[list[str], State, S
             f"the result of {result.attrs.get('algorithm', 'something else')} cannot be the start: it has no sites of "
             "its clients. FedEP, PVI and FedLaplace keep them, without privacy and without limits on clients"
         )
-    if clause := difference(
-        group.attrs["prior"], prior_values(federation.problem, federation.problem.dim), same_rows=False
-    ):
+    own_prior = prior_values(federation.problem, federation.problem.dim)
+    if clause := difference(group.attrs["prior"], own_prior, same_rows=False):
         raise CheckpointError(f"the result cannot be the start: its model is another, {clause}")
     q, sites = kept_sites(group)
     prior = as_state(q.quotient(sites.product_over(0)), "prior_")
