@@ -353,8 +353,11 @@ def near_limits(judged: CheckInputs) -> list[Finding]:
     measured, aim = judged.record.measured, judged.aim
     if aim is None:
         return near_limit_findings(measured)
-    own = own_aim_findings(judged.algorithm.own_errors(judged.record.latest), aim)
-    return near_limit_findings(measured) or missed_aim_findings(measured, aim) or own
+    if found := near_limit_findings(measured) or missed_aim_findings(measured, aim):
+        return found
+    if any(one.code in ("no_variance", "no_variance_of_draws") for one in judged.record.findings):
+        return []  # an algorithm's own estimate covers all parameters, and one of them has no SD
+    return own_aim_findings(judged.algorithm.own_errors(judged.record.latest), aim)
 
 
 def _audited_and_right(judged: CheckInputs) -> bool:
