@@ -2,6 +2,7 @@
 
 import re
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from files_case import Case, recipe_text
 
 import pyro_fed as pf
 from pyro_fed.deployment.files import ask_sites
+from pyro_fed.deployment.remote.questions import check_questions
 from pyro_fed.errors import PolicyError, ProtocolError, SettingError
 from pyro_fed.recipes.library import load_model
 
@@ -170,6 +172,14 @@ def test_the_others_predict_a_site_as_in_the_simulation(case):
     with pytest.raises(SettingError, match="needs no exchange for the influence"):
         ask_sites(case.study, "influence")
     assert pf.influence(found)["influence"].sizes["client"] == 3
+
+
+@pytest.mark.parametrize("name", ["loo", "influence", "leave_one_client_out"])
+def test_an_estimand_cannot_have_the_name_of_another_question(case, name):
+    """Its sums over rows were asked for, and the sites' log-likelihoods would leave."""
+    named = SimpleNamespace(ESTIMANDS={name: {}})
+    with pytest.raises(SettingError, match=f"'{name}', the name of another question"):
+        check_questions(simulation(case)[0], named, [], None)
 
 
 def test_a_reviewer_finds_versions_hashes_rules_and_all_that_was_mailed(case):
