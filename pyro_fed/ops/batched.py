@@ -46,7 +46,7 @@ class ForProcess:
 
 
 def _keep_quiet(on: bool) -> None:
-    """Switch torch's warnings of operations without a batching rule off or on, by the function that their text names."""
+    """Switch torch's warnings of operations without a batching rule off, by the function that their text names."""
     torch._C._functorch._set_vmap_fallback_warning_enabled(not on)  # type: ignore[attr-defined]  # has no stub
 
 

@@ -43,7 +43,7 @@ class Smoothed(NamedTuple):
 def smoothed(log_weights: Tensor) -> Smoothed:
     """Pareto-smoothed weights from the logarithms (S,) of raw ones, which need not be normalised."""
     log_weights = log_weights.double()
-    if float(log_weights.std(correction=0)) < torch.finfo(torch.float64).eps ** 0.5:  # differences are rounding errors
+    if float(log_weights.std()) < torch.finfo(torch.float64).eps ** 0.5:  # differences are rounding errors
         return Smoothed(torch.full_like(log_weights, 1 / len(log_weights)), -math.inf)
     smooth, k = psis(log_weights.cpu().numpy())
     weights = torch.as_tensor(smooth, device=log_weights.device).exp()

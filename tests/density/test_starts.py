@@ -101,7 +101,7 @@ def test_draws_of_simplices_and_correlations_are_the_priors(prior):
 
 
 def test_draws_of_an_all_but_certain_simplex_are_finite():
-    """Entries underflow in single precision; torch's own draws stay inside the simplex, whose ends have no logarithm."""
+    """Entries underflow in single precision; torch's own draws stay inside, where logarithms are finite."""
     concentration = torch.full((4,), 0.02)
     drawn = mapped_draws(lambda _: dist.Dirichlet(concentration).rsample(), torch.zeros(2000))
     torch.manual_seed(0)

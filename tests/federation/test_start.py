@@ -105,7 +105,7 @@ def test_flat_priors_do_not_hide_other_sites(before):
         pf.Federation(flat(names), args, plate="row", num_clients=2) for names in (before, ("level", "slope"))
     )
     found = pf.run(pf.FedEP(), first, **QUIET)
-    with pytest.raises(CheckpointError, match=r"its sites were \['\w+', .*, in this order, and are \['level', 'slope'\]"):
+    with pytest.raises(CheckpointError, match=r"its sites were .*, in this order, and are \['level', 'slope'\] now"):
         pf.run(pf.FedEP(), then, start=found, **QUIET)
 
 

@@ -190,7 +190,8 @@ def test_a_recipe_without_sites_asks_for_their_influence(tmp_path):
     expected = influence_by_weights(draws, client_log_likelihoods(fed, draws), list(SITES), ["w"] * 3)
     for name in ("shift", "sd_ratio", "influence", "pareto_k"):
         np.testing.assert_allclose(found["influence"][name], expected[name], rtol=1e-9)
-    assert found["influence"]["client"].values.tolist() == list(SITES) and found["influence"]["pareto_k"].notnull().all()
+    assert found["influence"]["client"].values.tolist() == list(SITES)
+    assert found["influence"]["pareto_k"].notnull().all()
 
 
 @pytest.mark.parametrize("name", ["loo", "influence", "leave_one_client_out"])
