@@ -346,12 +346,7 @@ print(table.rename(columns={"commands": "commands each", "minutes": "minutes a c
 # %%
 own_files = {path.name for path in Path("north").iterdir() if path.is_file()}
 came, went = {f for f in own_files if f.startswith("round-")}, {f for f in own_files if f.startswith("answer-")}
-it = {
-    "ports opened": 0,
-    "packages installed": 1,
-    "files written by hand": 2,
-    "commands": given["north"],
-}  # load.py, policy.toml
+it = {"ports opened": 0, "packages installed": 1, "files written by hand": 2}  # load.py, policy.toml
 it |= {"commands": given["north"], "requests by mail": len(came), "answers by mail": len(went)}
 print(pd.Series(it, name="north").to_string())
 assert len(came) == len(went) == answered and set(steps["step"]) >= {"check", "node approve", "study answer"}

@@ -151,6 +151,9 @@ def difference(before: str, now: str, same_rows: bool) -> str:
             return f"site '{site}' is new"
         if clause := _difference_clause(old_values["prior"][site], values, rounding):
             return f"the log prior of {_site_text(site)} {clause}"
+    if list(old_values["prior"]) != list(new_values["prior"]):  # a flat prior is the same at all points
+        before_sites, now_sites = ([site for site in one["prior"] if site] for one in (old_values, new_values))
+        return f"its sites were {before_sites}, in this order, and are {now_sites} now"
     for name, (rows, values) in new_values["clients"].items():
         old_rows, old_sums = old_values["clients"].get(name, (None, None))
         if old_sums is None or not (same_rows or (name != OTHERS and rows == old_rows)):

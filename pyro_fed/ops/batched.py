@@ -21,33 +21,37 @@ from pyro_fed.errors import ModelError
 NO_RULE = "Batching rule not implemented"
 
 
-class _Quiet:
-    """A context without torch's warnings of operations without a batching rule; it counts how often it is entered."""
+class ForProcess:
+    """A context in which something is changed for the whole process: from the first thread's entry to the last's exit.
 
-    def __init__(self) -> None:
+    `switch` is called with True at the first entry, and with False at the last exit.
+    """
+
+    def __init__(self, switch: Callable[[bool], None]) -> None:
+        self.switch = switch
         self.calls = 0
         self.lock = threading.Lock()
 
     def __enter__(self) -> None:
         with self.lock:
             if not self.calls:
-                _warn(False)
+                self.switch(True)
             self.calls += 1
 
     def __exit__(self, *_: object) -> None:
         with self.lock:
             self.calls -= 1
             if not self.calls:
-                _warn(True)
+                self.switch(False)
 
 
-def _warn(on: bool) -> None:
-    """Switch torch's warnings on or off, by the function that the text of the warning names."""
-    torch._C._functorch._set_vmap_fallback_warning_enabled(on)  # type: ignore[attr-defined]  # has no stub
+def _keep_quiet(on: bool) -> None:
+    """Switch torch's warnings of operations without a batching rule off, by the function that their text names."""
+    torch._C._functorch._set_vmap_fallback_warning_enabled(not on)  # type: ignore[attr-defined]  # has no stub
 
 
-#: The context of this process. Other mapping functions, such as `torch.func.jacrev`, are called inside it.
-quiet = _Quiet()
+#: A context without these warnings. Other mapping functions, such as `torch.func.jacrev`, are called inside it.
+quiet = ForProcess(_keep_quiet)
 
 
 def vmap(

@@ -29,16 +29,28 @@ from pyro_fed.runtime.fingerprint import require_model
 def start_states(algorithm: Algorithm, federation: Federation, start: Any) -> Start:
     """The states at the earlier run's sites, matched to this federation's clients by name."""
     if is_result(start):
+        keeping = require_sites(algorithm, start)
         before, shared, local = _of_result(federation, start)
     else:
         marks, saved = latest(Path(start))
         require_model(Path(start), marks, algorithm, federation)
+        keeping = require_sites(algorithm, start)
         before, shared, local = json.loads(marks["clients"]), saved.shared, saved.local
-    if not isinstance(algorithm, SiteKeeping):
-        raise no_sites(algorithm)
     with blamed_state(None if is_result(start) else Path(start)):
         origin = torch.tensor([before.index(name) if name in before else -1 for name in federation.client_names])
-        return Start(*algorithm.regroup(federation.problem, shared, local, origin))
+        return Start(*keeping.regroup(federation.problem, shared, local, origin))
+
+
+def require_sites(algorithm: Any, start: Any) -> SiteKeeping:
+    """The algorithm; refused if it cannot begin at sites, or if a result has none."""
+    if is_result(start) and ("sites" not in start or "prior" not in group_of(start, "sites").attrs):
+        raise CheckpointError(
+            f"the result of {start.attrs.get('algorithm', 'something else')} cannot be the start: it has no sites of "
+            "its clients. FedEP, PVI and FedLaplace keep them, without privacy and without limits on clients"
+        )
+    if not isinstance(algorithm, SiteKeeping):
+        raise no_sites(algorithm)
+    return algorithm
 
 
 def read_start(start: Any) -> Any:
@@ -71,12 +83,7 @@ def start_text(start: Any) -> str:
 
 def _of_result(federation: Federation, result: Any) -> tuple[list[str], State, State]:
     """The names of a result's clients, and the states of the prior's site and theirs."""
-    group = group_of(result, "sites") if "sites" in result else None
-    if group is None or "prior" not in group.attrs:
-        raise CheckpointError(
-            f"the result of {result.attrs.get('algorithm', 'something else')} cannot be the start: it has no sites of "
-            "its clients. FedEP, PVI and FedLaplace keep them, without privacy and without limits on clients"
-        )
+    group = group_of(result, "sites")
     own_prior = prior_values(federation.problem, federation.problem.dim)
     if clause := difference(group.attrs["prior"], own_prior, same_rows=False):
         raise CheckpointError(f"the result cannot be the start: its model is another, {clause}")

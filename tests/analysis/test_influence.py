@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
+from pyro_fed.analysis.criticism.influence import influence_by_weights
 from pyro_fed.audit.influence import apart_by_sites, who_stands_apart
 from pyro_fed.ops.gaussian import FullGaussian
 from pyro_fed.results.record_dataset import kept_sites
@@ -472,3 +473,10 @@ def test_a_site_that_bends_the_other_way_or_has_no_rows_is_no_chance_of_few_rows
     counts = torch.full((6,), 20)
     counts[3] = rows
     assert apart_by_sites(q, sites, list("abcdef"), ["u", "v"], counts).text.startswith("client d moves")
+
+
+def test_a_single_draw_has_no_influence_by_weights():
+    """A point estimate, of federated averaging, whose clients have sent their log-likelihoods."""
+    found = influence_by_weights(torch.zeros(1, 2), torch.zeros(1, 3), ["a", "b", "c"], ["x", "y"])
+    assert found["by"].values.tolist() == ["none"] * 3 and found.attrs["unreliable"] == "a, b, c"
+    assert found["shift"].isnull().all()

@@ -7,6 +7,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from pyro_fed.density.compiling import tracing
+from pyro_fed.density.compiling.predictors import tidy_graph
 from pyro_fed.density.compiling.recording import record
 from pyro_fed.ops.memory import CACHE_NUMBERS
 
@@ -254,3 +255,16 @@ def test_curvatures_through_logsigmoid_are_computed_without_a_word_of_torch(capf
     p = torch.sigmoid(z @ x.T)
     torch.testing.assert_close(found, torch.einsum("sn,nd,ne->sde", p * (1 - p), x, x))
     assert capfd.readouterr().err == ""
+
+
+def test_a_graph_that_is_kept_has_no_constant_of_what_it_leaves_out():
+    """A constant of the prior alone is not in the rows' graph, which lives as long as what is known of a model."""
+    unused, used = torch.ones(3, 3, dtype=torch.float64), torch.tensor([2.0, 1.0, 0.5], dtype=torch.float64)
+
+    def of_rows(z, x):
+        unused.exp().sum()
+        return x @ (used * z)
+
+    kept = tidy_graph(of_rows, (X[0].clone(), X.clone()))
+    assert [value is used for value in vars(kept.root).values() if isinstance(value, torch.Tensor)] == [True]
+    assert torch.equal(torch.fx.GraphModule(kept.root, kept.graph)(X[1], X), of_rows(X[1], X))

@@ -1,15 +1,20 @@
 """Draws of the prior, and points where inference may start."""
 
+import threading
+
 import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from scipy.stats import beta
+from torch.distributions import dirichlet
 from zoo import CASES, case_named, federation
 from zoo_data import Y
 
 import pyro_fed as pf
-from pyro_fed.density.starts import central_start
+from pyro_fed.density.running.torch_modes import OutOfPlace
+from pyro_fed.density.starts import central_start, mapped_draws
 
 ALL = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 
@@ -93,6 +98,52 @@ def test_draws_of_simplices_and_correlations_are_the_priors(prior):
     error = (own.var(0) / len(own) + theirs.var(0) / len(theirs)).sqrt()
     assert bool(((own.mean(0) - theirs.mean(0)).abs() <= 5 * error + 1e-6).all())
     assert bool(((own.var(0) / theirs.var(0)).nan_to_num(nan=1.0) - 1).abs().max() < 0.15)
+
+
+def test_draws_of_an_all_but_certain_simplex_are_finite():
+    """Entries underflow in single precision; torch's own draws stay inside, where logarithms are finite."""
+    concentration = torch.full((4,), 0.02)
+    drawn = mapped_draws(lambda _: dist.Dirichlet(concentration).rsample(), torch.zeros(2000))
+    torch.manual_seed(0)
+    own = dist.Dirichlet(concentration).sample((2000,))
+    for values in (drawn, own):
+        assert bool((values > 0).all() & (values < 1).all())
+        assert float((values < 1e-30).double().mean()) == pytest.approx(beta.cdf(1e-30, 0.02, 0.06), abs=0.02)
+
+
+def test_slopes_of_draws_of_a_simplex_are_those_of_its_moments():
+    """Of E[(w'x)²] in the concentrations, by the mean and the covariance of a Dirichlet distribution."""
+    w = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+
+    def exact(concentration):
+        total = concentration.sum()
+        mean = concentration / total
+        return (w**2 @ mean - (w @ mean) ** 2) / (total + 1) + (w @ mean) ** 2
+
+    concentration = torch.tensor([0.5, 1.0, 4.0], dtype=torch.float64, requires_grad=True)
+    torch.manual_seed(0)
+    drawn = mapped_draws(lambda _: dist.Dirichlet(concentration).rsample(), torch.zeros(100_000))
+    (found,) = torch.autograd.grad((drawn @ w).square().mean(), concentration)
+    (expected,) = torch.autograd.grad(exact(concentration), concentration)
+    torch.testing.assert_close(found, expected, atol=2e-3, rtol=0)
+
+
+def test_threads_that_draw_together_leave_torch_as_it_was():
+    """The second enters before the first leaves, and leaves after it."""
+    own, entered, left = vars(dirichlet)["_Dirichlet"], threading.Event(), threading.Event()
+
+    def second():
+        with OutOfPlace():
+            entered.set()
+            left.wait(10)
+
+    thread = threading.Thread(target=second)
+    with OutOfPlace():
+        thread.start()
+        assert entered.wait(10)
+    left.set()
+    thread.join()
+    assert vars(dirichlet)["_Dirichlet"] is own
 
 
 def of_weights(family):

@@ -84,6 +84,31 @@ def test_another_prior_is_no_start(interim):
         pf.run(TIGHT, of(LATER, sd=3.0), start=interim[0], **QUIET)
 
 
+POWERS = {"level": 0, "slope": 1, "bend": 2}
+
+
+def flat(names):
+    def curve(x, y):
+        flats = {name: pyro.sample(name, dist.ImproperUniform(dist.constraints.real, (), ())) for name in names}
+        with pyro.plate("row", len(y)):
+            pyro.sample("y", dist.Normal(sum(flats[name] * x ** POWERS[name] for name in names), 1.0), obs=y)
+
+    return curve
+
+
+@pytest.mark.parametrize("before", [("slope", "level"), ("level", "slope", "bend")], ids=["exchanged", "one more"])
+def test_flat_priors_do_not_hide_other_sites(before):
+    """Their densities are equal wherever they are compared, and a client's site is of parameters by their places."""
+    rng = np.random.default_rng(1)
+    args = rng.normal(size=30), rng.normal(size=30) + 3
+    first, then = (
+        pf.Federation(flat(names), args, plate="row", num_clients=2) for names in (before, ("level", "slope"))
+    )
+    found = pf.run(pf.FedEP(), first, **QUIET)
+    with pytest.raises(CheckpointError, match=r"its sites were .*, in this order, and are \['level', 'slope'\] now"):
+        pf.run(pf.FedEP(), then, start=found, **QUIET)
+
+
 def test_what_is_no_start(interim, tmp_path):
     averaged = pf.run(pf.FedAvg(), of(INTERIM), num_rounds=1, **QUIET)
     with pytest.raises(CheckpointError, match=r"result of FedAvg cannot be the start: it has no sites"):

@@ -174,12 +174,14 @@ def _by_draws(federation: Federation, draws: Tensor) -> ClientFigures:
 
 def _weigh(found: ClientFigures, draws: Tensor, log_lik: Tensor) -> None:
     """Replace the figures of each client whose weights are reliable by figures from the weights."""
+    if len(draws) < MIN_WEIGHTED_DRAWS:
+        return
     z = draws.double()
     mean, sd = z.mean(0), z.std(0)
     for k in range(log_lik.shape[1]):
         weights = smoothed(-log_lik[:, k])
         found.pareto_k[k] = weights.pareto_k
-        if weights.pareto_k > LARGEST_PARETO_K or len(z) < MIN_WEIGHTED_DRAWS:
+        if weights.pareto_k > LARGEST_PARETO_K:
             continue
         other_mean = weights.weights @ z
         other_sd = (weights.weights @ (z - other_mean).square()).sqrt()

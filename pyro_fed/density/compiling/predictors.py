@@ -21,7 +21,7 @@ from torch.fx.node import map_arg
 
 from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.compiling.recording import Recorder, record
-from pyro_fed.density.compiling.tracing import drop_dead, free_strides, pin_dtypes, resizing_quietly
+from pyro_fed.density.compiling.tracing import drop_dead, free_strides, pin_dtypes, release, resizing_quietly
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.files import picked
 from pyro_fed.ops.batched import vmap
@@ -134,6 +134,7 @@ def tidy_graph(function: Callable[..., Tensor], leaves: Sequence[Tensor]) -> Rec
     pin_dtypes(graph.graph)
     drop_dead(graph.graph)
     free_strides(graph.graph)
+    release(graph.root, graph.graph)
     return graph
 
 

@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from pyro_fed.errors import ModelError
+from pyro_fed.ops.batched import ForProcess
 
 #: Upper end of the normal distribution's lower tail, in which Φ is computed by the scaled complementary error function.
 NORMAL_TAIL_END = -1.0
@@ -430,20 +431,30 @@ class _DirichletByGammas:
     def apply(concentration: Tensor) -> Tensor:
         """Draws of the shape of the concentrations, (..., k)."""
         parts = torch._standard_gamma(concentration.double())  # small ones underflow in float32
-        return (parts / parts.sum(-1, keepdim=True)).to(concentration.dtype)
+        draws, limits = (parts / parts.sum(-1, keepdim=True)).to(concentration.dtype), torch.finfo(concentration.dtype)
+        return draws.clamp(limits.tiny, 1 - limits.eps / 2)  # as torch's own, whose logarithms are finite
+
+
+_OWN_DIRICHLET = vars(dirichlet)["_Dirichlet"]
+
+
+def _draw_by_gammas(on: bool) -> None:
+    vars(dirichlet)["_Dirichlet"] = _DirichletByGammas if on else _OWN_DIRICHLET
+
+
+_by_gammas = ForProcess(_draw_by_gammas)
 
 
 class OutOfPlace(TorchFunctionMode):
     """Returns random numbers instead of writing them, since `vmap` cannot draw different ones into a shared tensor."""
 
     def __enter__(self) -> Any:
-        self._dirichlet: Any = vars(dirichlet)["_Dirichlet"]
-        vars(dirichlet)["_Dirichlet"] = _DirichletByGammas
+        _by_gammas.__enter__()
         return super().__enter__()  # type: ignore[no-untyped-call]  # of torch
 
     def __exit__(self, *error: Any) -> None:
-        vars(dirichlet)["_Dirichlet"] = self._dirichlet
         super().__exit__(*error)  # type: ignore[no-untyped-call]  # of torch
+        _by_gammas.__exit__()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

@@ -44,7 +44,7 @@ from pyro_fed.results.inference_data import InferenceData, check_savable
 from pyro_fed.runtime.executors.remote import Request
 from pyro_fed.runtime.messages import Header, Message, answer
 from pyro_fed.runtime.run import check_numbers
-from pyro_fed.runtime.start import is_result, read_start
+from pyro_fed.runtime.start import is_result, read_start, require_sites
 
 #: Why a site has no part in an exchange.
 MISSING = "had not answered when the study went on without it"
@@ -189,7 +189,7 @@ def init_study(
 
     Raises:
         SettingError: the folder exists; a setting out of its range; a recipe that cannot run so.
-        CheckpointError: `start` is no file of a result.
+        CheckpointError: `start` is no file of a result, or has no sites.
 
     Example:
         >>> study = init_study(Path("trial"), "logistic_regression", "files", ["north", "south"])
@@ -213,8 +213,11 @@ def init_study(
         nested = getattr(module, "ROWS", None)
         like = Federation.from_clients(module.model, {sites[0]: rows}, plate=module.PLATE, rows=nested).problem
         needs = needs_words_of(algorithm, rounds, len(sites), audit, like, own.get("graph"))
-    if start is not None and not is_result(read_start(start)):
-        raise CheckpointError(f"{start} is no file: --start takes the result.nc of an earlier study")
+    if start is not None:
+        earlier = read_start(start)
+        if not is_result(earlier):
+            raise CheckpointError(f"{start} is no file: --start takes the result.nc of an earlier study")
+        require_sites(algorithm, earlier)
     files = {"template": template, "start": start}
     return make_study(folder, model, recipe, sites, name=name, options=options, files=files, needs=needs)
 

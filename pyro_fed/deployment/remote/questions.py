@@ -39,6 +39,8 @@ def check_questions(federation: Federation, module: Any, names: Sequence[str], l
     """Refuse before the run what could not be asked after it; `loo` is a site, "" the only one, None for none."""
     if loo is not None:
         chosen_site(observed_plates(federation.problem), loo)
+    if taken := [name for name in getattr(module, ESTIMANDS, None) or {} if name in ABOUT_CLIENTS]:
+        raise SettingError(f"{ESTIMANDS} of the model's file has {taken[0]!r}, the name of another question: rename it")
     known = named_questions(module, federation.problem) if names else {}
     for name in names:
         if name not in known:

@@ -11,6 +11,7 @@ from files_case import MODEL, SITES, Case, recipe_text, same_draws, simulated
 
 import pyro_fed as pf
 from pyro_fed.cli.main import main
+from pyro_fed.deployment.files import init_study
 from pyro_fed.deployment.files.study import Study
 from pyro_fed.errors import CheckpointError, PolicyError, ProtocolError, QuorumError, SettingError
 from pyro_fed.recipes.library import load_model
@@ -98,6 +99,8 @@ def test_a_study_begins_at_the_result_of_an_earlier_one(tmp_path):
     assert not same_draws(found, simulated(case, fed))  # of two rounds: where it begins matters
     with pytest.raises(CheckpointError, match=r"is no file: --start takes the result\.nc"):
         Case(tmp_path, VI, final, NESTED, start=tmp_path / "nowhere.nc")
+    with pytest.raises(SettingError, match="DSVGD has no sites"):  # before any site is asked
+        init_study(tmp_path / "other", case.study / "model.py", "dsvgd", SITES, start=first.study / "result.nc")
 
 
 def test_the_models_file_names_dimensions_and_entries(tmp_path):

@@ -2,15 +2,20 @@
 
 import re
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from files_case import Case, recipe_text
+from files_case import SITES, Case, recipe_text
 
 import pyro_fed as pf
+from pyro_fed.analysis.criticism.influence import influence_by_weights
+from pyro_fed.audit.client_sites import client_log_likelihoods
 from pyro_fed.deployment.files import ask_sites
+from pyro_fed.deployment.remote.questions import check_questions
 from pyro_fed.errors import PolicyError, ProtocolError, SettingError
 from pyro_fed.recipes.library import load_model
+from pyro_fed.results.to_arviz import unconstrained_draws
 
 pytestmark = [
     pytest.mark.skipif(find_spec("cryptography") is None, reason="needs cryptography"),
@@ -170,6 +175,31 @@ def test_the_others_predict_a_site_as_in_the_simulation(case):
     with pytest.raises(SettingError, match="needs no exchange for the influence"):
         ask_sites(case.study, "influence")
     assert pf.influence(found)["influence"].sizes["client"] == 3
+
+
+def test_a_recipe_without_sites_asks_for_their_influence(tmp_path):
+    """By weights of its particles, as in one place; how well the others predict a site needs what it has not left."""
+    settings = {"num_particles": 120, "local_steps": 5, "distill_steps": 5}
+    published = Case(tmp_path, recipe_text("PaperDSVGD", "num_rounds = 2", **settings), ROWS, MODEL)
+    assert "sites" not in published.finish()[0]
+    with pytest.raises(SettingError, match="this recipe leaves none"):
+        ask_sites(published.study, "leave_one_client_out")
+    found = asked(published, "influence")
+    fed = simulation(published)[0]
+    draws = unconstrained_draws(found, fed.problem)
+    expected = influence_by_weights(draws, client_log_likelihoods(fed, draws), list(SITES), ["w"] * 3)
+    for name in ("shift", "sd_ratio", "influence", "pareto_k"):
+        np.testing.assert_allclose(found["influence"][name], expected[name], rtol=1e-9)
+    assert found["influence"]["client"].values.tolist() == list(SITES)
+    assert found["influence"]["pareto_k"].notnull().all()
+
+
+@pytest.mark.parametrize("name", ["loo", "influence", "leave_one_client_out"])
+def test_an_estimand_cannot_have_the_name_of_another_question(case, name):
+    """Its sums over rows were asked for, and the sites' log-likelihoods would leave."""
+    named = SimpleNamespace(ESTIMANDS={name: {}})
+    with pytest.raises(SettingError, match=f"'{name}', the name of another question"):
+        check_questions(simulation(case)[0], named, [], None)
 
 
 def test_a_reviewer_finds_versions_hashes_rules_and_all_that_was_mailed(case):
