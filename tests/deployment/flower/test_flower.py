@@ -128,8 +128,9 @@ def test_same_answer_in_a_simulation(flower, tmp_path, monkeypatch):
     @server.main()
     def every_family(grid, context):
         for family in SIMULATED:
-            found[family] = quiet_serve(flower, grid, model, recipes[family])
-        found["FedSEP"] = quiet_serve(flower, grid, model, recipes["FedSEP"], secure_aggregation="{largest = 1e4}")
+            found[family] = quiet_serve(flower, grid, model, recipes[family], timeout=300.0)  # its processes start
+        secure = {"secure_aggregation": "{largest = 1e4}", "timeout": 300.0}
+        found["FedSEP"] = quiet_serve(flower, grid, model, recipes["FedSEP"], **secure)
 
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0}}
     start = {"init_args": {"num_cpus": 1, "include_dashboard": False}}  # one process plays all clients in turn
