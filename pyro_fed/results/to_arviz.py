@@ -79,14 +79,13 @@ def to_inference_data(
         `observed_data` and `constant_data`, else `sample_stats` without the log density.
     """
     drawn = collect_local and federation.holds_data
-    with ending_at(None):  # every result has its posterior
-        posterior = posterior_group(federation, problem, draws, seed if drawn else None)
-    groups = {
-        "posterior": posterior,
-        "federation": federation_group(record),
-        "audit": audit_group(record),
-        "sites": sites_group(record, federation.problem),
-    }
+    with ending_at(None):  # every result has its posterior, and the sites at which a later run can begin
+        groups = {
+            "posterior": posterior_group(federation, problem, draws, seed if drawn else None),
+            "federation": federation_group(record),
+            "audit": audit_group(record),
+            "sites": sites_group(record, federation.problem),
+        }
     prior = _log_prior_terms(problem, draws)
     groups["log_prior"] = _stats({name: value for name, value in prior.items() if name})
     if federation.holds_data:
