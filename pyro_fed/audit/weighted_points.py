@@ -186,10 +186,8 @@ def _chance_findings(kurtoses: Tensor, quantities: Quantities, draws: Tensor, ai
     if aim is None or longest <= 1:
         return []
     # The log SD of n draws has the standard error sqrt((k - 1) / n) / 2.
-    error, limit = (
-        math.sqrt((longest - 1) / _effective_draws_for_sd(quantities, draws, number)) / 2,
-        math.log(aim.sd_factor),
-    )
+    error = math.sqrt((longest - 1) / _effective_draws_for_sd(quantities, draws, number)) / 2
+    limit = math.log(aim.sd_factor)
     if STANDARD_ERRORS * error <= limit:
         return []
     needed = math.ceil((longest - 1) * (STANDARD_ERRORS / (2 * limit)) ** 2)

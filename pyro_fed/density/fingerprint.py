@@ -96,7 +96,7 @@ def density_values(problem: Problem, client_rows: Sequence[Tensor], names: Seque
     return json.dumps(_prior_values(problem, points) | {"clients": clients})
 
 
-def prior_values(problem: Problem, dim: int) -> str:
+def prior_fingerprint(problem: Problem, dim: int) -> str:
     """The log prior of the first `dim` parameters at the fixed points, as JSON for `difference`; nothing of rows."""
     latents_of_rows = torch.zeros(problem.dim - dim, device=problem.rows[0].device, dtype=problem.dtype)
     points = torch.stack([torch.cat([point, latents_of_rows]) for point in _fixed_points(problem, dim)])

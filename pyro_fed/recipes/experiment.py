@@ -29,9 +29,8 @@ def build_federation(
     how = partition.parse(partition_text, columns=train[0], named=_column_names(module.model, train))
     rows = getattr(module, "ROWS", None)
     count = DEFAULT_CLIENTS if clients is None and not isinstance(how, partition.ByGroup) else clients
-    labels = labels_in(module)
-    split: dict[str, Any] = {"rows": rows, "num_clients": count, "partition": how, "seed": seed, "device": device}
-    fed = Federation(module.model, train, plate=module.PLATE, **split, **labels)
+    options: dict[str, Any] = {"seed": seed, "device": device} | labels_in(module)
+    fed = Federation(module.model, train, plate=module.PLATE, rows=rows, num_clients=count, partition=how, **options)
     if test is not None:
         _check_test(fed, test, f"model file {module.__file__}")
     return Experiment(fed, test)

@@ -9,7 +9,7 @@ import torch
 import xarray as xr
 
 from pyro_fed.algorithm.record import Record
-from pyro_fed.density.fingerprint import prior_values
+from pyro_fed.density.fingerprint import prior_fingerprint
 from pyro_fed.density.problem import Problem
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.ops.gaussian import Gaussian
@@ -83,7 +83,7 @@ def sites_group(record: Record, problem: Problem) -> xr.Dataset:
         data[name] = ([*([] if name.startswith("q_") else ["client"]), *parts], value.cpu().numpy())
     coords: dict[str, Any] = {"client": record.client_names, "parameter": names}
     return xr.Dataset(
-        data, coords=coords, attrs={"algorithm": record.sites_of, "prior": prior_values(problem, len(names))}
+        data, coords=coords, attrs={"algorithm": record.sites_of, "prior": prior_fingerprint(problem, len(names))}
     )
 
 

@@ -16,7 +16,7 @@ import torch
 from pyro_fed.algorithm.capabilities import SiteKeeping, no_sites
 from pyro_fed.algorithm.contract import Algorithm, Start
 from pyro_fed.algorithm.states import State
-from pyro_fed.density.fingerprint import difference, hash_tensors, prior_values
+from pyro_fed.density.fingerprint import difference, hash_tensors, prior_fingerprint
 from pyro_fed.errors import CheckpointError
 from pyro_fed.federation import Federation
 from pyro_fed.infer.sites.gaussian_sites import as_state
@@ -84,7 +84,7 @@ def start_text(start: Any) -> str:
 def _of_result(federation: Federation, result: Any) -> tuple[list[str], State, State]:
     """The names of a result's clients, and the states of the prior's site and theirs."""
     group = group_of(result, "sites")
-    own_prior = prior_values(federation.problem, federation.problem.dim)
+    own_prior = prior_fingerprint(federation.problem, federation.problem.dim)
     if clause := difference(group.attrs["prior"], own_prior, same_rows=False):
         raise CheckpointError(f"the result cannot be the start: its model is another, {clause}")
     q, sites = kept_sites(group)

@@ -124,7 +124,7 @@ def leave_one_client_out(
         study = _Study.of(q, sites, federation, num_draws, seed, partial(client_log_likelihoods, federation))
         rows = [study.left_out(k, refit) for k in range(federation.num_clients)]
     index = pd.Index(federation.client_names, name="client")
-    return pd.DataFrame(rows, index=index)
+    return pd.DataFrame(rows, index=index, columns=["rows", "elpd", "se", "elpd_rows", "pareto_k", "by"])
 
 
 def leave_out_by_log_likelihoods(
@@ -146,8 +146,8 @@ def leave_out_by_log_likelihoods(
     parts = federation.num_clients + 1
     with threads(1), torch.no_grad():
         study = _Study.of(*kept_sites(group), federation, num_draws // parts * parts, 0, log_likelihoods)
-        rows = [study.weighed(k) for k in range(federation.num_clients)]
-    return pd.DataFrame(rows, index=pd.Index(federation.client_names, name="client")).drop(columns="elpd_rows")
+        rows = [study.weighed(k, study.evidence(k)) for k in range(federation.num_clients)]
+    return pd.DataFrame(rows, index=pd.Index(federation.client_names, name="client"))
 
 
 @dataclass(frozen=True)
@@ -203,21 +203,18 @@ class _Study:
 
     def left_out(self, k: int, refit: bool) -> dict[str, float | int | str]:
         """A client's row of the table."""
-        found = self.weighed(k)
-        by_rows = self._by_rows(k, self.proposals.points, self.evidence(k).weights)
-        if found["by"] == "unreliable" and refit:
-            return found | {"elpd_rows": by_rows} | self._refit(k)
-        return found | {"elpd_rows": by_rows}
+        others = self.evidence(k)
+        found = self.weighed(k, others) | {"elpd_rows": self._by_rows(k, self.proposals.points, others.weights)}
+        return found | self._refit(k) if found["by"] == "unreliable" and refit else found
 
-    def weighed(self, k: int) -> dict[str, float | int | str]:
-        """A client's figures by weights, which need its log-likelihoods and none of its rows."""
-        whole, others = self.full_evidence, self.evidence(k)
+    def weighed(self, k: int, others: Evidence) -> dict[str, float | int | str]:
+        """A client's figures by weights, from the evidence of the others; they need none of its rows."""
+        whole = self.full_evidence
         pareto_k = max(whole.pareto_k, others.pareto_k)
         return {
             "rows": self.rows[k],
             "elpd": whole.value - others.value,
             "se": self._difference_error(k, whole, others),
-            "elpd_rows": math.nan,
             "pareto_k": pareto_k,
             "by": "weights" if pareto_k <= LARGEST_PARETO_K else "unreliable",
         }

@@ -312,8 +312,8 @@ def _whitened_process(data: Data, rho: np.ndarray, alpha: np.ndarray, f: np.ndar
 
 def _process_factors(data: Data, rho: np.ndarray, alpha: np.ndarray) -> Tensor:
     """The factor of the process's covariance for each draw, (S, N, N)."""
-    pairs = torch.as_tensor(np.stack([rho.ravel(), alpha.ravel()], 1))
-    return torch.stack([process_factor(_tensor(data, "x"), *pair) for pair in pairs])
+    places, pairs = _tensor(data, "x"), torch.as_tensor(np.stack([rho.ravel(), alpha.ravel()], 1))
+    return torch.stack([process_factor(places, *pair) for pair in pairs])
 
 
 def _drawn_process(data: Data, rho: np.ndarray, alpha: np.ndarray, sigma: np.ndarray) -> dict[str, np.ndarray]:
