@@ -256,6 +256,11 @@ def directions(dim: int, like: Tensor) -> Tensor:
     return torch.cat([axes, -axes])
 
 
+def one_mode_each(modes: Centre) -> Centre:
+    """One mode of each row (S, m, ...) as `Quadrature.centres` gives several, (S, 1, m, ...)."""
+    return Centre(*(part.unsqueeze(1) for part in modes))
+
+
 def log_mass(centre: Centre) -> Tensor:
     """Laplace approximations of the modes' log masses, up to a common constant."""
     diagonal = centre.factor.diagonal(dim1=-2, dim2=-1)

@@ -53,6 +53,7 @@ from pyro_fed.density.latents.modes import (
     log_shares,
     modes_at_points,
     needed_starts,
+    one_mode_each,
     without_failed_ascents,
 )
 from pyro_fed.density.latents.tails import Line, Profile, line
@@ -187,7 +188,7 @@ class Quadrature(metaclass=Checked):
         rule, theta, start = self._at_finite_starts(problem, theta, rows)
         steps, modes = rule._ascend(problem, theta, rows, start)
         chosen_rule = replace(rule, mode_steps=steps)._for_modes(problem, theta, rows, modes)
-        centres = modes_at_points(problem, chosen_rule, theta, rows) if chosen_rule.starts else _one_each(modes)
+        centres = modes_at_points(problem, chosen_rule, theta, rows) if chosen_rule.starts else one_mode_each(modes)
         if self.order is None:
             gaussian = not chosen_rule.starts and chosen_rule._is_gaussian(problem, theta, rows, centres)
             order = (
@@ -198,7 +199,7 @@ class Quadrature(metaclass=Checked):
             one_step = gaussian and self.mode_steps is None and steps == 2
             chosen_rule = replace(chosen_rule, order=order, mode_steps=1 if one_step else steps)
         if self.tails is None:
-            chosen_rule = replace(chosen_rule, tails=chosen_rule._needs_tails(problem, theta, rows, centres))
+            chosen_rule = replace(chosen_rule, tails=chosen_rule.needs_tails(problem, theta, rows, centres))
         if self.order is None and not chosen_rule.by_tails(problem.local_dim):
             return replace(chosen_rule, order=chosen_rule._order_by_values(problem, theta, rows, centres))
         if self.tails is None and chosen_rule.tails and not self.mode_steps:  # the ascent starts elsewhere
@@ -233,7 +234,7 @@ class Quadrature(metaclass=Checked):
             return self
         at = evenly(len(rows[0]), PROBES).unique()
         few = tuple(leaf[at] for leaf in rows)
-        known = _one_each(Centre(*(part[:FEW_DRAWS, at] for part in modes)))
+        known = one_mode_each(Centre(*(part[:FEW_DRAWS, at] for part in modes)))
         return replace(self, starts=needed_starts(problem, self, theta[:FEW_DRAWS], few, known))
 
     def _log_marginals(self, problem: RowDensities, theta: Tensor, rows: Rows, centres: Centre) -> Tensor:
@@ -243,7 +244,7 @@ class Quadrature(metaclass=Checked):
         )(theta, centres)
         return log_marginals
 
-    def _needs_tails(self, problem: RowDensities, theta: Tensor, rows: Rows, centres: Centre) -> bool:
+    def needs_tails(self, problem: RowDensities, theta: Tensor, rows: Rows, centres: Centre) -> bool:
         """Whether `max_order` nodes placed by the curvature err at θ (S, D), and those placed by tails do not."""
         if problem.local_dim > 1 or self.places(1) < MIN_TAIL_NODES:
             return False
@@ -530,11 +531,6 @@ class Quadrature(metaclass=Checked):
         dim = problem.local_dim
         offset = (ASCENT_OFFSET if self.by_tails(dim) else 0.0) if self.offset is None else self.offset
         return (offset * (1 + torch.arange(dim, dtype=theta.dtype, device=theta.device) / dim)).expand(len(rows[0]), -1)
-
-
-def _one_each(modes: Centre) -> Centre:
-    """One mode of each row (S, m, ...) as `Quadrature.centres` gives several, (S, 1, m, ...)."""
-    return Centre(*(part.unsqueeze(1) for part in modes))
 
 
 def _is_finite(start: Ascent) -> Tensor:
