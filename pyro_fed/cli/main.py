@@ -24,10 +24,10 @@ from pyro_fed.cli.compare import bench, compare
 from pyro_fed.cli.network import agent, certificates, flower
 from pyro_fed.cli.node import node
 from pyro_fed.cli.options import parse_executor, parse_graph
-from pyro_fed.cli.process import terminated_as_interrupted, typed_command, write_result
+from pyro_fed.cli.process import terminated_as_interrupted, typed_command
 from pyro_fed.cli.study import study
 from pyro_fed.conventions.html import MAX_SHOWN_ROWS
-from pyro_fed.conventions.output import kept_elsewhere
+from pyro_fed.conventions.output import kept_elsewhere, write_result
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, TimeLimitError
 
