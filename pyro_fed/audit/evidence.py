@@ -169,17 +169,36 @@ class Evidence:
     @cached_property
     def _own_weighted_points(self) -> WeightedPoints | None:
         """Weighted points drawn around these draws; None if they cannot be trusted."""
+        if self._decided_alone is not None:
+            return self._points_alone
         if self.chains is None or self.chains is self._few_chains:
             return self._points_of_few_chains
         return self._points_around(self.chains)
+
+    @cached_property
+    def _points_alone(self) -> WeightedPoints | None:
+        """Weighted points drawn around the draws, before any chain is run; None if they cannot be trusted.
+
+        A few rows replace all only near the draws: points that are drawn only there do not tell enough by themselves.
+        """
+        target = self.few_rows_target
+        return None if target is None or target.few is not None else self._points_around(None)
+
+    @cached_property
+    def _decided_alone(self) -> Moments | None:
+        """The moments by these points, if they judge every number, and it is plainly right, or one is wrong."""
+        found = self._weighed(self._points_alone)
+        if found is None or (moments_verdict(found) is None and not bool(wrong_moments(found).any())):
+            return None
+        return found if bool((found.mean_error > 0).all()) else None
 
     @cached_property
     def _points_of_few_chains(self) -> WeightedPoints | None:
         """Weighted points drawn around the draws and the places that few chains have visited."""
         return None if self._few_chains is None else self._points_around(self._few_chains)
 
-    def _points_around(self, chains: Moments) -> WeightedPoints | None:
-        """Weighted points drawn around the draws and the places of these chains; None if they cannot be trusted."""
+    def _points_around(self, chains: Moments | None) -> WeightedPoints | None:
+        """Weighted points drawn around the draws, and the places of chains; None if they cannot be trusted."""
         near = cast_checked(self.few_rows_target, Target)
         points = self._by_importance(near, chains)
         if points is not None or near.few is not None or not may_round(near.problem.traits):
@@ -187,10 +206,10 @@ class Evidence:
         # In float32 a difference of two probabilities may be rounded to mass far out, where the posterior has none.
         return self._by_importance(replace(near, problem=for_checks(near.problem.doubled()), near=None), chains)
 
-    def _by_importance(self, near: Target, chains: Moments) -> WeightedPoints | None:
+    def _by_importance(self, near: Target, chains: Moments | None) -> WeightedPoints | None:
         """Weighted points by a target's densities, around the draws and the places that chains have visited."""
         around = self.points.double()
-        if chains.places is not None:
+        if chains is not None and chains.places is not None:
             around = torch.cat([around, chains.places[evenly(len(chains.places), SAMPLED_ENTRIES)]])
         generator = seeding.torch_generator(self.seed, seeding.AUDIT, 3)
         detour = Detour.of(near, self.flat, generator)
@@ -213,6 +232,8 @@ class Evidence:
     def by_weights(self) -> Moments | None:
         """The posterior's means and SDs by the weighted points; None without weighted points."""
         points = self.weighted_points
+        if self._decided_alone is not None:
+            return self._decided_alone
         return self._weighed_by_few_chains if points is self._points_of_few_chains else self._weighed(points)
 
     @cached_property
@@ -265,6 +286,7 @@ class Evidence:
     def moments(self) -> Moments | None:
         """The best estimate of the posterior's means and SDs against the draws'; None without a target.
 
+        - If weighted points around the draws judge all numbers, and decide: their estimates, and no chain is run.
         - If chains cannot move and the draws form groups far apart: the chains' estimates, for each group by itself.
         - Without weighted points: the chains' estimates.
         - If weighted points find an error: their estimates, which have no memory of the draws.
@@ -272,6 +294,8 @@ class Evidence:
           chains have plainly moved further. If the combined estimates do not decide, many chains are run.
         - The chains' estimates alone, if they find an error that the combined estimates do not refute.
         """
+        if self._decided_alone is not None:
+            return self._decided_alone
         by_chains = self.chains
         if by_chains is None:
             return None

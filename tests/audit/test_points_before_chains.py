@@ -1,0 +1,54 @@
+"""Weighted points around a result's draws are asked first: chains are run only where the points do not decide."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+from pyro_fed.audit import evidence as evidences
+from pyro_fed.audit.moments import moments_verdict, wrong_moments
+from tests.helpers.evidence import evidence_of
+
+ROWS = torch.linspace(-1.0, 2.0, 30, dtype=torch.float64)
+
+
+def normal_mean(y):
+    mu = pyro.sample("mu", dist.Normal(y.new_tensor(0.0), 3.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(mu.expand(len(y)), 2.0), obs=y)
+
+
+def exact_draws(count):
+    """Draws of the conjugate posterior, precision 1/9 + 30/4, evenly spread."""
+    precision = 1 / 9 + len(ROWS) / 4
+    z = torch.special.ndtri((torch.arange(count, dtype=torch.float64) + 0.5) / count)
+    return (ROWS.sum() / 4 / precision + z / precision**0.5).unsqueeze(1)
+
+
+@pytest.mark.parametrize(("shift", "scale", "right"), [(0.0, 1.0, True), (0.6, 1.0, False), (0.0, 0.6, False)])
+def test_points_that_decide_need_no_chain(monkeypatch, shift, scale, right):
+    """Errors in SDs: the estimates are those of the closed form, to five of their standard errors."""
+    monkeypatch.setattr(evidences, "moments_by_chains", lambda *args: pytest.fail("a chain was run"))
+    draws = exact_draws(1000)
+    mean, sd = draws.mean(), draws.std()
+    moments = evidence_of(normal_mean, (ROWS,), mean + shift * sd + scale * (draws - mean)).moments
+    assert moments.by == "weights" and bool(wrong_moments(moments).any()) is not right
+    assert (moments_verdict(moments) is False) is right
+    assert float(moments.mean[0]) == pytest.approx(-shift, abs=5 * float(moments.mean_error[0]))
+    assert float(moments.log_sd[0].exp()) == pytest.approx(1 / scale, rel=5 * float(moments.log_sd_error[0]))
+
+
+def nine_means(y):
+    mu = pyro.sample("mu", dist.Normal(y.new_zeros(9), 1.0).to_event(1))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(mu.sum().expand(len(y)), 1.0), obs=y)
+
+
+def test_chains_are_run_where_there_are_no_points(monkeypatch):
+    """In nine dimensions weights are not used. One row at zero: the precision is I + 1 1'."""
+    calls, chains = [], evidences.moments_by_chains
+    monkeypatch.setattr(evidences, "moments_by_chains", lambda *args: calls.append(1) or chains(*args))
+    factor = torch.linalg.cholesky(torch.linalg.inv(torch.eye(9).double() + 1.0))
+    draws = torch.randn(1000, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64) @ factor.T
+    moments = evidence_of(nine_means, (torch.zeros(1, dtype=torch.float64),), draws).moments
+    assert calls and moments.by == "chains" and not bool(wrong_moments(moments).any())
