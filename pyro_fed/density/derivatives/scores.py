@@ -21,7 +21,6 @@ from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, in_chunks,
 from pyro_fed.ops.batched import Moments
 from pyro_fed.ops.entries import choose
 from pyro_fed.ops.memory import DENSITY_NUMBERS, count_in_cache, fits_in_memory
-from pyro_fed.ops.newton_ascent import Look
 
 #: Units of rounding, of the model's dtype and for each parameter, that the smallest eigenvalue of a precision whose
 #: diagonal is scaled to one may have if there is no curvature: a model with more than these is not refused as improper.
@@ -202,33 +201,33 @@ def _at_draws(problem: Problem, draws: Tensor, batch: Batch) -> Tensor:
     return found
 
 
-def look_at_prior(problem: Problem, points: Tensor) -> Look:
+def look_at_prior(problem: Problem, points: Tensor) -> Moments:
     """The log prior at points (M, D)."""
-    return Look(*(part[0].double() for part in problem.mapped(_look_at_log_prior, (0,))(points.unsqueeze(0))))
+    return Moments(*(part[0].double() for part in problem.mapped(_look_at_log_prior, (0,))(points.unsqueeze(0))))
 
 
-def look_at_likelihood(problem: Problem, points: Tensor, data: ClientData) -> Look:
+def look_at_likelihood(problem: Problem, points: Tensor, data: ClientData) -> Moments:
     """C clients' log-likelihoods at points (C, M, D): by their rows' structure, or in pieces, if rows are many."""
     clients, count, dim = points.shape
     found = at_each(problem, points, data) or at_each_composed(problem, points, data)
     if found is not None:
-        return Look(*found)
+        return found
     zero = torch.zeros(clients, count, dtype=torch.float64, device=points.device)
-    start = Look(zero, zero.new_zeros(points.shape), zero.new_zeros(*points.shape, dim))
-    seen: Look = over_rows(problem, _look_at_batch, start, points, data, 1 + dim)
+    start = Moments(zero, zero.new_zeros(points.shape), zero.new_zeros(*points.shape, dim))
+    seen: Moments = over_rows(problem, _look_at_batch, start, points, data, 1 + dim)
     return seen
 
 
-def _look_at_log_prior(problem: Problem, points: Tensor) -> Look:
+def _look_at_log_prior(problem: Problem, points: Tensor) -> Moments:
     return _look(problem, problem.log_prior, points)
 
 
-def _look_at_batch(problem: Problem, points: Tensor, batch: Batch) -> Look:
+def _look_at_batch(problem: Problem, points: Tensor, batch: Batch) -> Moments:
     return _look(problem, lambda z: problem.log_lik(z, batch), points)
 
 
-def _look(problem: Problem, log_density: Callable[[Tensor], Tensor], points: Tensor) -> Look:
-    seen: Look = problem.vmap(lambda z: Look(*curvature_at(problem, log_density, z)))(points)
+def _look(problem: Problem, log_density: Callable[[Tensor], Tensor], points: Tensor) -> Moments:
+    seen: Moments = problem.vmap(lambda z: curvature_at(problem, log_density, z))(points)
     return seen
 
 
