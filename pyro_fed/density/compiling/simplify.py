@@ -26,6 +26,7 @@ from typing import Any, cast
 
 from torch import Tensor, fx, ops
 
+from pyro_fed.density.compiling.recording import shape_of
 from pyro_fed.ops.memory import fits_in_memory
 
 aten = ops.aten
@@ -202,10 +203,6 @@ def spread_products(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
-def _shape(node: fx.Node) -> tuple[int, ...]:
-    return tuple(node.meta["tensor_meta"].shape)
-
-
 def _copy_source(node: Any) -> fx.Node | None:
     """The expanded tensor (C, S, n, k), constant over S, of which a large batch (C S, n, k) is a copy."""
     if not isinstance(node, fx.Node) or node.target not in FLAT or "tensor_meta" not in node.meta:
@@ -217,13 +214,13 @@ def _copy_source(node: Any) -> fx.Node | None:
     meta = spread.meta.get("tensor_meta")
     if meta is None or len(meta.shape) != 4 or meta.stride[1] != 0 or fits_in_memory(meta.shape.numel()):
         return None
-    fits = _shape(node) == (meta.shape[0] * meta.shape[1], *meta.shape[2:])
+    fits = shape_of(node) == (meta.shape[0] * meta.shape[1], *meta.shape[2:])
     return cast(fx.Node, spread) if fits else None
 
 
 def _product_of_first(graph: Any, same: fx.Node, other: fx.Node) -> fx.Node | None:
     """X_c times the horizontally concatenated matrices of (C S, k, h): (C S, n, h)."""
-    (clients, count, rows, inner), width = _shape(same), _shape(other)[2]
+    (clients, count, rows, inner), width = shape_of(same), shape_of(other)[2]
     if MIN_COPY_RATIO * width > min(rows, inner):
         return None
     parts = graph.call_function(aten.reshape.default, (other, [clients, count, inner, width]))
@@ -238,7 +235,7 @@ def _product_of_first(graph: Any, same: fx.Node, other: fx.Node) -> fx.Node | No
 
 def _product_of_second(graph: Any, other: fx.Node, same: fx.Node) -> fx.Node | None:
     """The vertically concatenated matrices of (C S, n, k), times (k, h) of each client: (C S, n, h)."""
-    (clients, count, inner, width), rows = _shape(same), _shape(other)[1]
+    (clients, count, inner, width), rows = shape_of(same), shape_of(other)[1]
     flat = graph.call_function(aten.reshape.default, (other, [clients, count * rows, inner]))
     product = graph.call_function(aten.bmm.default, (flat, _first_copy(graph, same)))
     result: fx.Node = graph.call_function(aten.reshape.default, (product, [clients * count, rows, width]))
