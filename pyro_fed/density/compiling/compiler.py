@@ -47,16 +47,10 @@ MODES = tuple(LEVELS)
 
 #: Exceptions of a model that cannot be mapped or traced.
 FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError)
-#: Seconds that Inductor saves per call and graph node, and seconds of a compilation (measured, one thread).
+#: Seconds that Inductor saves per call and graph node, and seconds of a compilation, and more for each node (measured,
+#: one thread).
 SECONDS_SAVED_PER_NODE = 2.5e-6
-
-
-SECONDS_TO_COMPILE = 4.0
-
-
-SECONDS_TO_COMPILE_NODE = 0.02
-
-
+SECONDS_TO_COMPILE, SECONDS_TO_COMPILE_NODE = 4.0, 0.02
 #: Largest share of the remaining time of a run with a time limit for the compilation of one step: a run compiles
 #: several steps, a new process first loads Inductor, and other processes may use the machine.
 COMPILING_SHARE = 0.1

@@ -25,22 +25,15 @@ summed out. These draws are exact, and a pure function that `vmap` supports.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyro_fed.density.latents.discrete import log_weights
-
-if TYPE_CHECKING:
-    from pyro_fed.density.problem import Problem
-
-
-import math
-from typing import TYPE_CHECKING, NamedTuple
-
 from pyro_fed.density.latents.ascent_starts import ascent_starts, first_client, one_client
+from pyro_fed.density.latents.discrete import log_weights
 from pyro_fed.density.latents.modes import Centre, log_shares
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.matrices import log_det_lower
@@ -50,7 +43,6 @@ from pyro_fed.ops.points import balanced_normal
 if TYPE_CHECKING:
     from pyro_fed.density.latents.quadrature import Quadrature
     from pyro_fed.density.problem import Problem
-
 
 #: Number of draws of θ for the choice of T, and largest share of the start after T steps: one draw in a thousand.
 PILOT_DRAWS, START_SHARE_LEFT = 8, 1e-3
