@@ -36,8 +36,8 @@ from pyro_fed.errors import ModelError, listed, warn_user
 MOVES = (1.0, -1.0, 4.0, -4.0)
 #: Attributes of a support that are its bounds; and the key of the observed value beside them.
 BOUNDS, VALUE = ("lower_bound", "upper_bound"), "value"
-#: Absolute and relative tolerance for a parameter beyond a bound; less is rounding.
-BOUND_TOLERANCE = 1e-3
+#: Absolute and relative tolerance for a parameter beyond a bound, half of the digits of float32; less is rounding.
+BOUND_TOLERANCE = torch.finfo(torch.float32).eps ** 0.5
 
 
 def moving_support(bound: BoundModel, initial_run: FirstRun, name: str) -> str:

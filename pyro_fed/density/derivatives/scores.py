@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.func import grad, grad_and_value, vjp
 from torch.utils import _pytree as pytree
 
+from pyro_fed.conventions.limits import NEGLIGIBLE, SUM_ROUNDING_UNITS
 from pyro_fed.density.derivatives.composed_rows import at_each_composed
 from pyro_fed.density.derivatives.rowwise import at_each
 from pyro_fed.density.latents.ascent_starts import from_modes
@@ -22,11 +23,8 @@ from pyro_fed.ops.batched import Moments
 from pyro_fed.ops.entries import choose
 from pyro_fed.ops.memory import DENSITY_NUMBERS, count_in_cache, fits_in_memory
 
-#: Units of rounding, of the model's dtype and for each parameter, that the smallest eigenvalue of a precision whose
-#: diagonal is scaled to one may have if there is no curvature: a model with more than these is not refused as improper.
-FLAT_UNITS = 10.0
-#: Parts of a flat direction that are named: how many, and the smallest, relative to the largest.
-MAX_NAMED_PARTS, NAMED_PART_SHARE = 4, 0.1
+#: The most parts of a flat direction that are named.
+MAX_NAMED_PARTS = 4
 
 
 def prior_values(problem: Problem, points: Tensor) -> Tensor:
@@ -248,12 +246,13 @@ def flat_direction(problem: Problem, precision: Tensor) -> str:
         return ""
     scale = precision.diagonal().clamp_min(torch.finfo(torch.float64).tiny).rsqrt()
     values, directions = torch.linalg.eigh(scale[:, None] * precision * scale)
-    if float(values[0]) > FLAT_UNITS * torch.finfo(problem.dtype).eps * problem.dim * float(values[-1]):
+    # An eigenvalue of no curvature is rounding, for each parameter.
+    if float(values[0]) > SUM_ROUNDING_UNITS * torch.finfo(problem.dtype).eps * problem.dim * float(values[-1]):
         return ""
     parts = directions[:, 0] * scale
     parts = parts / parts.abs().max()
     largest = parts.abs().argsort(descending=True, stable=True)[:MAX_NAMED_PARTS].sort().values.tolist()
-    first, *others = [i for i in largest if float(parts[i].abs()) > NAMED_PART_SHARE]
+    first, *others = [i for i in largest if float(parts[i].abs()) > NEGLIGIBLE]
     signs = ["+" if bool(parts[i] * parts[first] > 0) else "-" for i in others]
     return f"'{problem.name_of(first)}'" + "".join(
         f" {sign} '{problem.name_of(i)}'" for sign, i in zip(signs, others, strict=True)

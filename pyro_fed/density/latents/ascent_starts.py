@@ -6,10 +6,11 @@ any θ. For points θ of one posterior with the mean c, searches start near the 
 
     x(θ) ≈ x(c) + H⁻¹ ∂²f/∂x∂θ (θ - c)
 
-so that one or two steps, and fewer nodes, may suffice. Both are tried at the points farthest from the mean: fewer nodes
-are used if they change the log-likelihood of all rows by at most `NEGLIGIBLE` nats, and if this change differs between
-the points by at most the share `NEGLIGIBLE` of that. A client whose rows are not integrated accurately starts at zero,
-with all nodes. For a few points the modes are computed at each point. All searches repeat one compiled step.
+so that one or two steps, and fewer nodes, may suffice. Both are tried at the mean and at the `FEW_DRAWS` points
+farthest from it: fewer nodes are used if they change the log-likelihood of all rows by at most `NEGLIGIBLE` nats, and
+if this change differs between the points by at most the share `NEGLIGIBLE` of that. A client whose rows are not
+integrated accurately starts at zero, with all nodes. For a few points the modes are computed at each point. All
+searches repeat one compiled step.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch.func import grad, vjp
 from torch.utils import _pytree as pytree
 
 from pyro_fed.conventions.limits import NEGLIGIBLE, SUM_ROUNDING_UNITS
+from pyro_fed.density.checks.points import FEW_DRAWS
 from pyro_fed.density.latents.modes import Ascent, Centre
 from pyro_fed.density.latents.quadrature import (
     GAUSSIAN_ORDER,
@@ -42,9 +44,6 @@ if TYPE_CHECKING:
     from pyro_fed.density.problem import Problem
 
 T = TypeVar("T")
-
-#: Number of farthest points that are tried in addition to the mean.
-NUM_OUTERMOST_POINTS = 4
 
 
 class AscentStarts(NamedTuple):
@@ -74,11 +73,11 @@ def ascent_starts(problem: Problem, points: Tensor, batch: Batch) -> AscentStart
     rule, dim = problem.quadrature, problem.local_dim
     if not dim or rule.starts or ((rule.mode_steps or 0) <= NEAR_STEPS and not rule.by_tails(dim)):
         return None
-    if points.shape[1] <= NEAR_STEPS * (1 + NUM_OUTERMOST_POINTS):  # a trial would cost more steps than it saves
+    if points.shape[1] <= NEAR_STEPS * (1 + FEW_DRAWS):  # a trial would cost more steps than it saves
         return _at_few_points(problem, points.to(problem.dtype).contiguous(), batch)
     mean = points.double().mean(1, keepdim=True)
     sd = points.double().std(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
-    farthest = ((points - mean) / sd).square().sum(-1).topk(NUM_OUTERMOST_POINTS).indices
+    farthest = ((points - mean) / sd).square().sum(-1).topk(FEW_DRAWS).indices
     outermost = points.gather(1, farthest.unsqueeze(-1).expand(-1, -1, points.shape[2]))
     probes = torch.cat([mean, outermost.double()], 1).to(problem.dtype)
     mean_point = probes[:, :1].contiguous()
