@@ -84,6 +84,14 @@ class Moments(NamedTuple):
         return value & self.score.isfinite().all(-1) & self.curvature.isfinite().flatten(value.dim()).all(-1)
 
 
+def second_order(log_density: Callable[[Tensor], Tensor], z: Tensor, vmap: Callable[..., Any]) -> Moments:
+    """Value (), score (D,) and negative Hessian (D, D) of a log density at z (D,), by `vmap` over directions."""
+    (score, value), pull = torch.func.vjp(torch.func.grad_and_value(log_density), z)[:2]
+    directions = torch.eye(len(z), dtype=z.dtype, device=z.device)
+    hessian = vmap(lambda v: pull((v, torch.zeros_like(value)))[0])(directions)
+    return Moments(value, score, -hessian)
+
+
 class FiniteSums(NamedTuple):
     """Sums over the points at which all parts are finite, and the number of these points."""
 

@@ -24,7 +24,7 @@ from pyro_fed.density.compiling.recording import Recorder, dependent_nodes, oper
 from pyro_fed.density.compiling.tracing import drop_dead, free_strides, pin_dtypes, release, resizing_quietly
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.files import picked
-from pyro_fed.ops.batched import vmap
+from pyro_fed.ops.batched import second_order, vmap
 
 Rows = tuple[Tensor, ...]
 S = TypeVar("S")
@@ -295,11 +295,8 @@ def is_the_model(problem: Problem, ours: Callable[[Tensor, Rows, Tensor], tuple[
         return (problem.log_parts(z, rows)[1] * weight).sum()
 
     def model(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        both: Any = grad_and_value(weighted)
-        (score, value), pull = vjp(both, z)[:2]
-        zero = torch.zeros_like(value)
-        hessian = vmap(lambda v: pull((v, zero))[0])(torch.eye(len(z), dtype=z.dtype, device=z.device))
-        return value, score, hessian
+        value, score, curvature = second_order(weighted, z, vmap)
+        return value, score, -curvature
 
     try:
         with resizing_quietly():

@@ -19,7 +19,7 @@ from pyro_fed.density.derivatives.rowwise import at_each
 from pyro_fed.density.latents.ascent_starts import from_modes
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, in_chunks, row_pieces
-from pyro_fed.ops.batched import Moments
+from pyro_fed.ops.batched import Moments, second_order
 from pyro_fed.ops.entries import choose
 from pyro_fed.ops.memory import DENSITY_NUMBERS, count_in_cache, fits_in_memory
 
@@ -225,16 +225,8 @@ def _look_at_batch(problem: Problem, points: Tensor, batch: Batch) -> Moments:
 
 
 def _look(problem: Problem, log_density: Callable[[Tensor], Tensor], points: Tensor) -> Moments:
-    seen: Moments = problem.vmap(lambda z: curvature_at(problem, log_density, z))(points)
+    seen: Moments = problem.vmap(lambda z: second_order(log_density, z, problem.vmap))(points)
     return seen
-
-
-def curvature_at(problem: Problem, log_density: Callable[[Tensor], Tensor], z: Tensor) -> Moments:
-    """Value (), score (D,) and negative Hessian (D, D) of a log density at z (D,)."""
-    (score, value), pull = vjp(grad_and_value(log_density), z)[:2]
-    directions = torch.eye(len(z), dtype=z.dtype, device=z.device)
-    hessian = problem.vmap(lambda v: pull((v, torch.zeros_like(value)))[0])(directions)
-    return Moments(value, score, -hessian)
 
 
 def flat_direction(problem: Problem, precision: Tensor) -> str:
