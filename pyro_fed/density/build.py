@@ -35,7 +35,7 @@ from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.rows.files import row_blocks
 from pyro_fed.density.running.log_probs import asks_for_double
 from pyro_fed.density.running.model_calls import is_shared
-from pyro_fed.density.traits_search import ModelSearch
+from pyro_fed.density.traits_search import ModelTraits
 from pyro_fed.errors import DataError, ModelError, PyroFedError, listed, warn_user
 
 #: Ways to map a model, the fastest first: the compiler's level, and whether the model writes into its own new tensors
@@ -92,7 +92,7 @@ def build(
     bound.constants.update(initial_run.execution.filler.constants)
     layout = describe(bound, initial_run, whole)
     problem = _with_fastest_mapping(
-        Problem(bound, layout, num_rows, quadrature or Quadrature(), search=ModelSearch),
+        Problem(bound, layout, num_rows, quadrature or Quadrature(), describe=ModelTraits.of),
         lambda candidate: _check_mapping(candidate, initial_run),
     )
     if problem.local_dim:

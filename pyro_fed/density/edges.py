@@ -27,7 +27,7 @@ from pyro_fed.density.bound import BoundModel, RowDensities, derivatives, run_at
 from pyro_fed.density.checks.first_run import FirstRun, prior_draw
 from pyro_fed.density.checks.points import FEW_DRAWS, MAX_TRIES, NUM_DRAWS, ROWS_TOGETHER
 from pyro_fed.density.running.handlers import Execution, Source
-from pyro_fed.density.running.site_values import constrained_parameters, mask_of, within_constraints
+from pyro_fed.density.running.site_values import constrained_parameters, mask_of, or_masked, within_constraints
 from pyro_fed.density.running.trace_sites import Message, innermost, is_deterministic
 from pyro_fed.density.starts import drawn_at_once
 from pyro_fed.errors import ModelError, listed, warn_user
@@ -36,8 +36,8 @@ from pyro_fed.errors import ModelError, listed, warn_user
 MOVES = (1.0, -1.0, 4.0, -4.0)
 #: Attributes of a support that are its bounds; and the key of the observed value beside them.
 BOUNDS, VALUE = ("lower_bound", "upper_bound"), "value"
-#: Absolute and relative tolerance for a parameter beyond a bound; less is rounding.
-BOUND_TOLERANCE = 1e-3
+#: Absolute and relative tolerance for a parameter beyond a bound, half of the digits of float32; less is rounding.
+BOUND_TOLERANCE = torch.finfo(torch.float32).eps ** 0.5
 
 
 def moving_support(bound: BoundModel, initial_run: FirstRun, name: str) -> str:
@@ -224,13 +224,7 @@ def _inside_support(msg: Message) -> Tensor:
     inside, beyond_support = _inside_and_beyond(msg)
     if _site_density(msg).mixed:  # one component suffices
         inside, beyond_support = inside.any(-1), beyond_support.any(-1)
-    inside = inside & ~beyond_support
-    mask = mask_of(msg)
-    if mask is not None:
-        left_out = ~mask.bool()
-        left_out = left_out.flatten(inside.dim()).any(-1) if left_out.dim() > inside.dim() else left_out
-        inside = inside | left_out
-    return inside
+    return or_masked(inside & ~beyond_support, msg)
 
 
 def _inside_and_beyond(msg: Message) -> tuple[Tensor, Tensor]:

@@ -30,7 +30,7 @@ from pyro_fed.density.layout import Site
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.running.handlers import Execution, Source
 from pyro_fed.density.running.trace_sites import LocationScale, Message
-from pyro_fed.density.traits import Neck, Traits
+from pyro_fed.density.traits import Neck
 from pyro_fed.ops.batched import vmap
 
 
@@ -133,10 +133,6 @@ class NonCentred(Problem):
     def in_units_of_scale(self) -> tuple[str, ...]:
         """`effects`."""
         return self.effects
-
-    def _centred_traits(self) -> Traits | None:
-        """The traits of the model in its own form."""
-        return None if self.model_form is None else self.model_form.traits
 
     def collect(self, source: Source) -> Tensor:
         """The flat vector (D,), with e, of the values that `source` gives to each latent site."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,9 +17,6 @@ from pyro_fed.density.rows.files import row_blocks
 from pyro_fed.density.running.torch_modes import replacing
 from pyro_fed.density.running.trace_sites import frame_of, sum_to_rows, without_event_dims
 from pyro_fed.errors import DataError
-
-if TYPE_CHECKING:
-    from pyro_fed.density.problem import Problem
 
 
 def observed_values(problem: Problem) -> dict[str, Tensor]:

@@ -36,7 +36,7 @@ from pyro_fed.density.running.handlers import Execution, Source
 from pyro_fed.density.running.torch_modes import Writable
 from pyro_fed.density.running.trace_sites import Message, frame_of, is_deterministic, plate_of, sum_to_rows
 from pyro_fed.density.starts import central_start, draw_starts, feasible, images_of, regular_start
-from pyro_fed.density.traits import Search, Traits
+from pyro_fed.density.traits import Traits
 from pyro_fed.errors import DataError, ModelError
 from pyro_fed.ops.batched import or_looped
 
@@ -61,7 +61,7 @@ class Problem:
         progress: whether a long local step shows a progress bar of its own.
         device: device of clients' steps; the tensors of this problem are on the CPU, see `placed`.
         labels: names of a site's entries along each dimension; None for numbered entries.
-        search: finds the model's traits that need a run of the model; set by `build`.
+        describe: makes the record of the model's traits; set by `build`.
 
     Example:
         >>> problem = pf.Federation(model, (x, y), plate="data", num_clients=10).problem
@@ -80,7 +80,7 @@ class Problem:
     device: torch.device = CPU
     num_clients: int = 1
     labels: Mapping[str, tuple[Sequence[Any] | None, ...]] = field(default_factory=dict)
-    search: Callable[[Problem], Search] | None = field(default=None, repr=False)
+    describe: Callable[[Problem], Traits] | None = field(default=None, repr=False)
 
     # -- the model and its data ------------------------------------------------------------------------------
     @property
@@ -196,29 +196,9 @@ class Problem:
     @cached_property
     def traits(self) -> Traits:
         """The model's traits, on which choices of settings depend."""
-        if self.search is None:
-            raise TypeError("this problem cannot search for its traits: make it by `pyro_fed.density.build`")
-        return Traits(
-            dim=self.dim,
-            num_rows=self.num_rows,
-            evaluations=self.evaluations,
-            num_clients=self.num_clients,
-            improper=self.layout.improper,
-            local_dim=self.local_dim,
-            row_latents=tuple(self.layout.local),
-            rows_in_tensors=all(isinstance(leaf, Tensor) for leaf in self.rows),
-            looped=self.looped,
-            in_units_of_scale=self.in_units_of_scale,
-            without_curvature=". ".join(map(str, self.bound.without_curvature)),
-            dtype=self.dtype,
-            device=self.device,
-            search=self.search(self),
-            centred=self._centred_traits(),
-        )
-
-    def _centred_traits(self) -> Traits | None:
-        """The traits of the model's own form, if this is its non-centred one."""
-        return None
+        if self.describe is None:
+            raise TypeError("this problem cannot tell its traits: make it by `pyro_fed.density.build`")
+        return self.describe(self)
 
     # -- running the model -------------------------------------------------------------------------------------
     def execute(

@@ -49,59 +49,8 @@ class Neck(NamedTuple):
     slope: Tensor  # derivatives of the logarithm at zero, (D,)
 
 
-class Search(ABC):
-    """Finds the traits of a model that need a run of it or a search of its operations; `Traits` documents each."""
-
-    @abstractmethod
-    def linear_predictors(self) -> bool: ...
-
-    @abstractmethod
-    def layers(self) -> bool: ...
-
-    @abstractmethod
-    def one_outcome(self) -> bool: ...
-
-    @abstractmethod
-    def labels(self) -> bool: ...
-
-    @abstractmethod
-    def observed_values(self) -> int: ...
-
-    @abstractmethod
-    def scores_jump(self, in_predictors: bool) -> bool:
-        """Whether rows' scores jump, in their linear predictors if `in_predictors`, otherwise in all parameters."""
-
-    @abstractmethod
-    def prior_kinks(self) -> Tensor: ...
-
-    @abstractmethod
-    def latent_scales(self) -> bool: ...
-
-    @abstractmethod
-    def require_affordable(self) -> None: ...
-
-    @abstractmethod
-    def effects(self) -> tuple[str, ...]: ...
-
-    @abstractmethod
-    def moving_supports(self) -> dict[str, list[str]]: ...
-
-    @abstractmethod
-    def walls(self) -> tuple[str, ...]: ...
-
-    @abstractmethod
-    def funnel_hint(self) -> list[str]: ...
-
-    @abstractmethod
-    def necks_of_rows(self) -> list[Neck]: ...
-
-    @abstractmethod
-    def numbers_of_a_row(self) -> float:
-        """Intermediate numbers of one row in a run of the model."""
-
-
 @dataclass(frozen=True, eq=False)
-class Traits:
+class Traits(ABC):
     """The traits of a model, on the data of all clients.
 
     Args:
@@ -118,7 +67,6 @@ class Traits:
         without_curvature: rows whose second derivatives are finite at no point, and the cure; "" if there are none.
         dtype: dtype of the flat vector.
         device: device of clients' steps.
-        search: finds the other traits.
         centred: the traits of the model's own form, if this is its non-centred one.
 
     Example:
@@ -140,7 +88,6 @@ class Traits:
     without_curvature: str
     dtype: torch.dtype
     device: torch.device
-    search: Search = field(repr=False)
     centred: Traits | None = field(default=None, repr=False)
 
     @property
@@ -148,30 +95,30 @@ class Traits:
         """The traits of the model in its own form."""
         return self.centred or self
 
-    @cached_property
+    @property
+    @abstractmethod
     def linear_predictors(self) -> bool:
         """Whether a row depends on a few numbers that are linear in the parameters, as in a regression."""
-        return self.search.linear_predictors()
 
-    @cached_property
+    @property
+    @abstractmethod
     def layers(self) -> bool:
         """Whether rows pass through layers of weights, which makes a model of any size a network."""
-        return self.search.layers()
 
-    @cached_property
+    @property
+    @abstractmethod
     def one_outcome(self) -> bool:
         """Whether a row has one observation, whose distribution depends on its inputs and the flat vector alone."""
-        return self.search.one_outcome()
 
-    @cached_property
+    @property
+    @abstractmethod
     def labels(self) -> bool:
         """Whether a row's observation has finitely many values, so that all rows of a client may have the same."""
-        return self.search.labels()
 
-    @cached_property
+    @property
+    @abstractmethod
     def observed_values(self) -> int:
         """Number of values of a row's observation in its expected scores."""
-        return self.search.observed_values()
 
     @cached_property
     def non_smooth_scores(self) -> bool:
@@ -180,18 +127,22 @@ class Traits:
         False for a large model without linear predictors, whose rows are not examined.
         """
         if self.linear_predictors:
-            return self.search.scores_jump(in_predictors=True)
-        return not self.large() and self.search.scores_jump(in_predictors=False)
+            return self.scores_jump(in_predictors=True)
+        return not self.large() and self.scores_jump(in_predictors=False)
+
+    @abstractmethod
+    def scores_jump(self, in_predictors: bool) -> bool:
+        """Whether rows' scores jump, in their linear predictors if `in_predictors`, otherwise in all parameters."""
 
     @property
     def non_smooth_rows(self) -> bool:
         """Whether scores jump and there are no linear predictors, so that curvatures come from scores alone."""
         return not self.linear_predictors and self.non_smooth_scores
 
-    @cached_property
+    @property
+    @abstractmethod
     def prior_kinks(self) -> Tensor:
         """Coordinates along which the prior's score jumps, such as at zero for a lasso, (D,) bool."""
-        return self.search.prior_kinks()
 
     @property
     def proper_kinks(self) -> bool:
@@ -207,35 +158,40 @@ class Traits:
         """
         return self.proper_kinks and not self.layers and not self.latent_scales
 
-    @cached_property
+    @property
+    @abstractmethod
     def latent_scales(self) -> bool:
         """Whether a latent's scale depends on another latent, as in a hierarchical model."""
-        return self.search.latent_scales()
 
-    @cached_property
+    @property
+    @abstractmethod
     def effects(self) -> tuple[str, ...]:
         """Names of the latents that have a form in units of their latent scale."""
-        return self.search.effects()
 
-    @cached_property
+    @property
+    @abstractmethod
     def moving_supports(self) -> dict[str, list[str]]:
         """Latents whose support depends on other latents, such as u ~ Uniform(0, theta), with these other latents."""
-        return self.search.moving_supports()
 
-    @cached_property
+    @property
+    @abstractmethod
     def walls(self) -> tuple[str, ...]:
         """Sites whose density is set to zero on a part of the prior: beyond a parameter's constraint, or if NaN."""
-        return self.search.walls()
 
-    @cached_property
+    @property
+    @abstractmethod
     def funnel_hint(self) -> list[str]:
         """A sentence on the sites to reparameterise if chains do not mix; none if there are no such sites."""
-        return self.search.funnel_hint()
 
-    @cached_property
+    @property
+    @abstractmethod
     def necks_of_rows(self) -> list[Neck]:
         """The necks of rows' own latents whose scales are latent."""
-        return self.search.necks_of_rows()
+
+    @property
+    @abstractmethod
+    def numbers_of_a_row(self) -> float:
+        """Intermediate numbers of one row in a run of the model."""
 
     def affordable_points(self, rows: int, wanted: int) -> int:
         """The `wanted` number of points, or for a large model the largest even number that memory allows at once.
@@ -244,7 +200,7 @@ class Traits:
         """
         if not self.many_parameters:
             return wanted
-        affordable = count_in_step(rows * self.search.numbers_of_a_row())
+        affordable = count_in_step(rows * self.numbers_of_a_row)
         return min(wanted, max(2, affordable // 2 * 2))
 
     @property
@@ -252,14 +208,13 @@ class Traits:
         """Dtype of stored and sent scores: float64, or the model's own for many parameters."""
         return self.dtype if self.many_parameters else torch.float64
 
+    @abstractmethod
     def require_affordable(self) -> None:
         """Refuse a network whose rows' own latents are too costly to integrate out.
 
         Raises:
             ModelError: names the latents, the cost and the cures.
         """
-        if self.local_dim:
-            self.search.require_affordable()
 
     @property
     def points_have_neighbours(self) -> bool:

@@ -249,7 +249,7 @@ def choose_shards(arguments: Arguments, num_rows: int | None, shard: Shard, wher
     sizes = {arguments.names[i]: len(arguments.leaves[i]) for i in chosen}
     if len(set(sizes.values())) > 1:
         listed = ", ".join(f"'{name}' has {size} rows" for name, size in sizes.items())
-        cure = other_axis_cure(arguments, max(num_rows or 0, *sizes.values()), chosen)
+        cure = arguments.other_axis_cure(max(num_rows or 0, *sizes.values()))
         raise DataError(
             f"row-sharded arguments must have the same leading dimension, but {listed}{where}. {cure}".rstrip()
         )
@@ -275,21 +275,6 @@ def _by_axis(arguments: Arguments, num_rows: int | None, shard: Mapping[Any, int
     if len(set(lengths.values())) > 1:
         raise DataError(f"row-sharded arguments must have the same number of rows, but {', '.join(lengths)}{where}")
     return replace(moved, sharded=tuple(chosen))
-
-
-def other_axis_cure(arguments: Arguments, num_rows: int, split: Collection[int]) -> str:
-    """The cure if an argument that is not in `split` has its rows on another axis than the first; "" if none has."""
-    for i, (name, leaf) in enumerate(zip(arguments.names, arguments.leaves, strict=True)):
-        if not isinstance(leaf, Tensor) or num_rows < 2 or i in arguments.axes:
-            continue
-        axes = [axis for axis, size in enumerate(leaf.shape) if size == num_rows]
-        if axes and 0 not in axes:
-            head = name if name.startswith("args[") else re.split(r"[.\[]", name)[0]
-            return (
-                f"Argument '{name}' has shape {tuple(leaf.shape)}: where its rows are on dimension {axes[0]}, say "
-                f"shard={{'{head}': {axes[0]}}}, or transpose it. "
-            )
-    return ""
 
 
 def _splits(arguments: Arguments, i: int, leaf: Any, num_rows: int | None) -> bool:

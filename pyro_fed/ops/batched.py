@@ -72,15 +72,24 @@ def vmap(
 
 
 class Moments(NamedTuple):
-    """Means over the points, with a leading client axis: value (C,), score (C, D), curvature (C, D[, D])."""
+    """Value (...), score (..., D) and curvature -∇² (..., D[, D]) of log densities, or means of these over points."""
 
     value: Tensor
     score: Tensor
     curvature: Tensor
 
     def finite(self) -> Tensor:
-        """Whether everything that a client computed is finite: (C,)."""
-        return torch.stack([part.reshape(len(part), -1).isfinite().all(1) for part in self]).all(0)
+        """Whether all parts are finite, (...)."""
+        value = self.value.isfinite()
+        return value & self.score.isfinite().all(-1) & self.curvature.isfinite().flatten(value.dim()).all(-1)
+
+
+def second_order(log_density: Callable[[Tensor], Tensor], z: Tensor, vmap: Callable[..., Any]) -> Moments:
+    """Value (), score (D,) and negative Hessian (D, D) of a log density at z (D,), by `vmap` over directions."""
+    (score, value), pull = torch.func.vjp(torch.func.grad_and_value(log_density), z)[:2]
+    directions = torch.eye(len(z), dtype=z.dtype, device=z.device)
+    hessian = vmap(lambda v: pull((v, torch.zeros_like(value)))[0])(directions)
+    return Moments(value, score, -hessian)
 
 
 class FiniteSums(NamedTuple):

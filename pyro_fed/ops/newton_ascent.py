@@ -22,21 +22,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pyro_fed.ops.batched import Moments
 from pyro_fed.ops.entries import choose
 from pyro_fed.ops.matrices import times
-
-
-class Look(NamedTuple):
-    """Value (..., M), score (..., M, D) and curvature -∇² (..., M, D, D), or its diagonal, of a log density."""
-
-    value: Tensor
-    score: Tensor
-    curvature: Tensor
-
-    def finite(self) -> Tensor:
-        """Whether all parts are finite, (..., M)."""
-        value = self.value.isfinite()
-        return value & self.score.isfinite().all(-1) & self.curvature.isfinite().flatten(value.dim()).all(-1)
 
 
 @dataclass(frozen=True)
@@ -73,7 +61,7 @@ class NewtonAscent(NamedTuple):
             length=points.new_full((count,), torch.inf),
         )
 
-    def tell(self, look: Look, usable: Tensor, control: Damping) -> NewtonAscent:
+    def tell(self, look: Moments, usable: Tensor, control: Damping) -> NewtonAscent:
         """Accept the trial points at which f has risen, and propose new ones; `usable` (M,) marks valid looks."""
         lowest = self.value - control.rounding * self.value.abs() if control.rounding else self.value
         risen = usable & (look.value >= lowest)

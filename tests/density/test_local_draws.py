@@ -8,6 +8,7 @@ import torch
 
 from pyro_fed.conventions.limits import NEGLIGIBLE
 from pyro_fed.density.latents import draws as drawing
+from pyro_fed.density.latents.ascent_starts import ascent_starts, first_client, one_client
 from pyro_fed.density.latents.draws import draw_locals
 from pyro_fed.ops.points import balanced_normal
 
@@ -74,7 +75,9 @@ def test_modes_are_climbed_to_from_those_at_the_mean_and_few_steps_forget_their_
     """None where a normal proposal is the conditional distribution itself; 16 are the most."""
     problem = hierarchies.federation(name).problem
     theta = THETA[: problem.dim] + apart * torch.linspace(-1, 1, 12, dtype=torch.float64).unsqueeze(1)
-    centre = drawing._centres(problem, theta, problem.rows)
+    starts = ascent_starts(problem, theta.unsqueeze(0), one_client(problem.rows, theta))
+    near = None if starts is None else first_client(starts.batch.near[0])
+    centre = drawing._centres(problem, theta, problem.rows, near)
     exact = problem.mapped(problem.quadrature.centre, (0, None), calls=0)(theta, problem.rows)
     assert float(exact.distance(centre.mode).max()) < NEGLIGIBLE
     steps = drawing._steps(problem, theta, problem.rows, centre, torch.Generator().manual_seed(0))

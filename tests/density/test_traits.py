@@ -66,6 +66,6 @@ def test_a_trait_that_takes_a_run_of_the_model_is_found_once(monkeypatch):
 
 def test_sizes_cost_no_run_of_the_model(monkeypatch):
     for name in ("linear_predictors", "layers", "labels", "observed_values", "prior_kinks", "effects"):
-        monkeypatch.setattr(search.ModelSearch, name, lambda self: pytest.fail("a look at the model"))
+        monkeypatch.setattr(search.ModelTraits, name, property(lambda self: pytest.fail("a look at the model")))
     traits = traits_of(median)
     assert (traits.dim, traits.large(), traits.dtype) == (3, False, torch.float32)

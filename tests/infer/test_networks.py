@@ -25,7 +25,7 @@ from pyro_fed.density.derivatives.derivatives import Derivatives
 from pyro_fed.density.rows.batches import Batch
 from pyro_fed.density.size import LARGE_DIM, cost_of
 from pyro_fed.density.starts import central_start
-from pyro_fed.density.traits import Traits
+from pyro_fed.density.traits_search import ModelTraits
 from pyro_fed.infer.ep.point_sites import PointSites
 from pyro_fed.infer.sites import online_newton
 from pyro_fed.infer.sites.gaussian_sites import add_batch_axis, drop_batch_axis, gaussian, site_of, spread_points
@@ -571,7 +571,7 @@ def test_shares_of_the_points_are_exact_where_the_curvature_is_constant(monkeypa
     x, y = torch.randn(23, 2, dtype=torch.float64), torch.randn(23, dtype=torch.float64)
     fed = pf.Federation(line, (x, y), plate="data", num_clients=1)
     monkeypatch.setattr(derivatives, "MAX_CURVATURE_NUMBERS", 1)
-    monkeypatch.setattr(Traits, "linear_predictors", False)
+    monkeypatch.setattr(ModelTraits, "linear_predictors", False)
     exact = torch.linalg.inv(torch.eye(2).double() + x.T @ x)
     batch = Batch(tuple(leaf[None] for leaf in fed.problem.rows), torch.ones(1, 23).double())
     found = Derivatives("full", "hessian").of_likelihood(fed.problem, standardised_sobol(128, 2)[:, None], batch)

@@ -8,7 +8,8 @@ import torch
 from torch.func import grad, hessian, vmap
 
 from pyro_fed.audit.modes.climbs import mode_by_newton
-from pyro_fed.ops.newton_ascent import Damping, Look, NewtonAscent
+from pyro_fed.ops.batched import Moments
+from pyro_fed.ops.newton_ascent import Damping, NewtonAscent
 
 D64 = torch.float64
 
@@ -24,7 +25,7 @@ def quartic(z):
 
 
 def look(density, points):
-    return Look(vmap(density)(points), vmap(grad(density))(points), -vmap(hessian(density))(points))
+    return Moments(vmap(density)(points), vmap(grad(density))(points), -vmap(hessian(density))(points))
 
 
 def climbed(density, starts, rounds=60, broken=None):
@@ -60,7 +61,7 @@ def test_points_that_cannot_be_looked_at_are_not_taken():
 
 def test_rounding_may_lower_the_density():
     climb = NewtonAscent.begin(torch.zeros(1, 1, dtype=D64), 1.0)
-    first = Look(*(torch.full(shape, 1.0, dtype=D64) for shape in ((1,), (1, 1), (1, 1, 1))))
+    first = Moments(*(torch.full(shape, 1.0, dtype=D64) for shape in ((1,), (1, 1), (1, 1, 1))))
     lower = first._replace(value=first.value - 1e-7)
     usable = torch.tensor([True])
     for rounding, taken in ((1e-6, True), (0.0, False)):

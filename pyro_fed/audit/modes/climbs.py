@@ -29,9 +29,10 @@ from pyro_fed.audit.target import SCORE_STEP, Target
 from pyro_fed.conventions.limits import ROUNDING_UNITS
 from pyro_fed.ops.adaptive_importance import FREEDOM, NEGLIGIBLE_NATS
 from pyro_fed.ops.backtrack import MIN_FRACTION
+from pyro_fed.ops.batched import Moments
 from pyro_fed.ops.importance import log_mean
 from pyro_fed.ops.matrices import equilibrated_cholesky, inverse_of
-from pyro_fed.ops.newton_ascent import Damping, Look, NewtonAscent, newton_steps
+from pyro_fed.ops.newton_ascent import Damping, NewtonAscent, newton_steps
 from pyro_fed.ops.student import Mixture
 
 #: Largest number of steps of a climb, and the length of the gradient, in the metric of B, at which it has arrived.
@@ -195,13 +196,13 @@ def mode_by_newton(target: Target, w: Tensor) -> Mode | None:
     return None
 
 
-def _look(target: Target, w: Tensor) -> Look:
+def _look(target: Target, w: Tensor) -> Moments:
     """Log density, score and curvature (by differences of scores) at w (D,), with a leading axis for one climb."""
     dim = len(w)
     eye = torch.eye(dim, dtype=w.dtype) * SCORE_STEP
     value, score = target(torch.cat([w[None], w + eye, w - eye]))
     gap = (score[dim + 1 :] - score[1 : dim + 1]) / (2 * SCORE_STEP)
-    return Look(value[:1], score[:1], ((gap + gap.T) / 2)[None])
+    return Moments(value[:1], score[:1], ((gap + gap.T) / 2)[None])
 
 
 def nearest(modes: list[Mode], white: Tensor) -> Tensor:

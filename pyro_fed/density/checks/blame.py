@@ -29,7 +29,6 @@ from pyro_fed.density.checks.source import (
     line_of,
     line_text,
 )
-from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.errors import ModelError, listed
 
 #: The cures in every message on rows that do not factorise.
@@ -90,7 +89,7 @@ def _causes_of_failure(problem: RowDensities) -> str:
     if held_values:
         return as_arguments(bound.model, names, held_values, bound.plate).strip()
     columns = [name for name, _, _ in bound.arguments.columns]
-    axis_cure = _other_axis(bound.arguments, bound.num_rows)
+    axis_cure = bound.arguments.other_axis_cure(bound.num_rows)
     sizes = held_sizes(bound.model, bound.num_rows)
     if sizes:
         column = columns[0] if columns else "y"
@@ -114,18 +113,6 @@ def _causes_of_failure(problem: RowDensities) -> str:
         "compute it before the model and pass it as an argument, or in the model by pf.shared('groups', lambda: ...). "
         f"{_nested_cure(problem)}".rstrip()
     )
-
-
-def _other_axis(arguments: Arguments, num_rows: int) -> str:
-    """The cure if an argument has its rows on another axis than the first; "" if none has."""
-    for i, (name, leaf) in enumerate(zip(arguments.names, arguments.leaves, strict=True)):
-        if isinstance(leaf, Tensor) and num_rows in leaf.shape and i not in arguments.split:
-            axis = list(leaf.shape).index(num_rows)
-            return (
-                f"Argument '{name}' has shape {tuple(leaf.shape)}: where its rows are on dimension {axis}, say "
-                f"shard={{'{name}': {axis}}}, or transpose it. "
-            )
-    return ""
 
 
 # -- errors -----------------------------------------------------------------------------------------------------

@@ -57,7 +57,6 @@ STEPS_CURE = (
     "Write it smoothly, such as torch.sigmoid((x - t) / width) in place of x > t, and the latent itself in place of a "
     "rounded one; or make a count a discrete latent (pyro.sample of a Categorical), which is summed over"
 )
-
 #: The cure for a likelihood that is the same at all points.
 FLAT_LIKELIHOOD = (
     "the likelihood is the same at all examined points, near zero and in the bulk of the prior, "
@@ -66,8 +65,6 @@ FLAT_LIKELIHOOD = (
     "log1p(-exp(log F(a) - log F(b))) from log-cdfs, such as torch.special.log_ndtr, with both signs changed in the "
     "upper tail; or give the latents a prior on the scale of the data"
 )
-
-
 #: Names of piecewise constant operations, whose gradient is zero; without underscores.
 STEP_OPERATIONS = frozenset(
     (
@@ -75,14 +72,10 @@ STEP_OPERATIONS = frozenset(
         *("rfloordiv", "remainder", "mod", "rmod", "fmod"),
     )
 )
-
-
 #: Properties of a tensor that do not depend on its numbers.
 SHAPE_QUERIES = frozenset(
     ("dim", "size", "numel", "nelement", "is_floating_point", "is_complex", "__len__", "__get__", "stride")
 )
-
-
 #: Largest number of cuts that are recorded.
 MAX_CUTS = 64
 

@@ -13,8 +13,7 @@ Then the step is traced, and compiled by Inductor if the number of calls repays 
 
 Decisions do not depend on a clock, so that a run can be repeated exactly. (A run with a time limit cannot; what it
 compiles depends on the time that is left at the start of a phase.) The number of calls of a step depends on earlier
-runs in the process, but its results must not: the trace of such a step has the same operations as vmap, and agrees with
-it to the bit (`exact`).
+runs in the process, but its results must not: a trace agrees with vmap to the bit.
 
 Traces are stored for later runs of the problem, and for other federations of the same model (`process`).
 """
@@ -47,16 +46,10 @@ MODES = tuple(LEVELS)
 
 #: Exceptions of a model that cannot be mapped or traced.
 FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError)
-#: Seconds that Inductor saves per call and graph node, and seconds of a compilation (measured, one thread).
+#: Seconds that Inductor saves per call and graph node, and seconds of a compilation, and more for each node (measured,
+#: one thread).
 SECONDS_SAVED_PER_NODE = 2.5e-6
-
-
-SECONDS_TO_COMPILE = 4.0
-
-
-SECONDS_TO_COMPILE_NODE = 0.02
-
-
+SECONDS_TO_COMPILE, SECONDS_TO_COMPILE_NODE = 4.0, 0.02
 #: Largest share of the remaining time of a run with a time limit for the compilation of one step: a run compiles
 #: several steps, a new process first loads Inductor, and other processes may use the machine.
 COMPILING_SHARE = 0.1
@@ -264,8 +257,7 @@ class Compiler:
         shapes = tuple((leaf.shape, leaf.stride(), leaf.dtype, leaf.device) for leaf in leaves)
         traced = self.level in ("trace", "inductor")
         without_inductor = self.auto and traced and calls * self.rounds <= MIN_INDUCTOR_CALLS
-        exact = without_inductor and now < TRACE_AFTER
-        level = ("exact" if exact else "trace") if traced else self.level
+        level = "trace" if traced else self.level
         key = (_identity(function), level, _Forms(specs), shapes)
         step = self._known_step(key)
         if step is None:
@@ -274,7 +266,7 @@ class Compiler:
             spec = pytree.tree_structure(tuple(parts))
             batched = self.vmap(partial(function, problem), in_dims)
             is_rare = without_inductor and self._seldom(key, now)
-            traced_step = None if is_rare or not traced else self._traced(batched, spec, leaves, exact)
+            traced_step = None if is_rare or not traced else self._traced(batched, spec, leaves)
             step = traced_step or eager(batched, spec)
             if traced_step is None and traced:
                 return step
@@ -321,12 +313,12 @@ class Compiler:
         counts[key] = counts.get(key, 0) + max(now, 1)
         return counts[key] < TRACE_AFTER
 
-    def _traced(self, batched: Callable[..., Any], spec: Any, leaves: list[Tensor], exact: bool) -> Step | None:
+    def _traced(self, batched: Callable[..., Any], spec: Any, leaves: list[Tensor]) -> Step | None:
         """A traced step; None if it cannot be traced in mode `auto`, with one warning a run."""
         if self.untraceable:
             return None
         try:
-            return trace(batched, spec, leaves, exact)
+            return trace(batched, spec, leaves)
         except FAILURES as error:
             if not self.auto:
                 raise

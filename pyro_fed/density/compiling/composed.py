@@ -33,7 +33,7 @@ from pyro_fed.density.compiling.predictors import (
     subgraph,
     tidy_graph,
 )
-from pyro_fed.density.compiling.recording import Recorder
+from pyro_fed.density.compiling.recording import Recorder, dependent_nodes, shape_of
 from pyro_fed.density.problem import Problem
 from pyro_fed.ops.batched import vmap
 
@@ -84,8 +84,8 @@ def _find_structure(problem: Problem, count: int) -> Composed | None:
     same_dtype = all(getattr(node.meta.get("tensor_meta"), "dtype", None) == problem.dtype for node in shared)
     if not shared or dim > MAX_SHARED_RATIO * problem.dim or not same_dtype:
         return None
-    shapes = [tuple(node.meta["tensor_meta"].shape) for node in shared]
-    sizes = [torch.Size(shape).numel() for shape in shapes]
+    shapes = [shape_of(node) for node in shared]
+    sizes = [shape.numel() for shape in shapes]
     ends = list(accumulate(sizes))
     shared_part, of_shared = _of_z(graph, shared), subgraph(graph, None, shared)
     z = torch.zeros(problem.dim, dtype=problem.dtype, device=problem.rows[0].device)
@@ -108,19 +108,13 @@ def _shared_nodes(graph: Recorder, count: int) -> list[fx.Node]:
     """The nodes of z alone that are combined with rows, or expanded to the number of rows."""
     nodes = list(graph.graph.nodes)
     z, *rows = [node for node in nodes if node.op == "placeholder"]
-    of_z, of_rows = {z}, set(rows)
+    of_z, of_rows = dependent_nodes(nodes, [z]), set(rows)
     for node in nodes:
         inputs = node.all_input_nodes
-        if any(one in of_z for one in inputs):
-            of_z.add(node)
-        is_expanded = count in _shape(node) and not any(count in _shape(one) for one in inputs) and node is not z
+        is_expanded = count in shape_of(node) and not any(count in shape_of(one) for one in inputs) and node is not z
         if node.op == "output" or is_expanded or any(one in of_rows for one in inputs):
             of_rows.add(node)
     return [n for n in nodes if n in of_z and n not in of_rows and any(user in of_rows for user in n.users)]
-
-
-def _shape(node: fx.Node) -> tuple[int, ...]:
-    return tuple(node.meta["tensor_meta"].shape) if hasattr(node.meta.get("tensor_meta"), "shape") else ()
 
 
 def _of_z(graph: Recorder, wanted: list[fx.Node]) -> fx.GraphModule:

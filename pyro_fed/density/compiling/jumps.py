@@ -37,7 +37,7 @@ from pyro_fed.density.compiling.predictors import (
     some_rows,
     tidy_graph,
 )
-from pyro_fed.density.compiling.recording import Recorder
+from pyro_fed.density.compiling.recording import Recorder, operation_of
 from pyro_fed.density.compiling.tracing import resizing_quietly
 from pyro_fed.density.problem import Problem
 from pyro_fed.ops.batched import vmap
@@ -134,8 +134,7 @@ def prior_turns(problem: Problem) -> Tensor:
 
 def _can_turn(graph: Recorder) -> bool:
     """Whether a graph has an operation after which scores can jump."""
-    names = (getattr(getattr(node.target, "_schema", None), "name", "") for node in graph.graph.nodes)
-    return any(name.removeprefix("aten::") in TURNING for name in names)
+    return any(operation_of(node) in TURNING for node in graph.graph.nodes)
 
 
 def _numbers_along_line(dim: int) -> int:

@@ -12,14 +12,11 @@ layers, nor is a basis with a few length scales: at least `MIN_PARAMETERS_BEFORE
 
 from __future__ import annotations
 
-from math import prod
-from typing import Any
-
 from torch import fx
 
 from pyro_fed.density.compiling.compiler import FAILURES
-from pyro_fed.density.compiling.predictors import CHECK_ROWS, LINEAR, SUMS, may_have, rows_graph
-from pyro_fed.density.compiling.recording import LIKE, Recorder
+from pyro_fed.density.compiling.predictors import CHECK_ROWS, LINEAR, SUMS, may_have, numbers_of, rows_graph
+from pyro_fed.density.compiling.recording import LIKE, Recorder, dependent_nodes, operation_of, shape_of
 from pyro_fed.density.problem import Problem
 
 #: Matrix products and similar operations, and the positions of their two factors.
@@ -60,7 +57,7 @@ def shows_layers(graph: Recorder, dim: int) -> bool:
     nodes = list(graph.graph.nodes)
     z, *rows = [node for node in nodes if node.op == "placeholder"]
     parts: dict[fx.Node, frozenset[fx.Node]] = {z: frozenset()}  # of z that a value is made of
-    of_rows = _dependent_nodes(nodes, rows)
+    of_rows = dependent_nodes(nodes, rows, LIKE)
     activated: set[fx.Node] = set()
     selected: set[fx.Node] = set()  # weights of each row's own
     bends = _nonlinear_inputs(nodes)
@@ -72,7 +69,7 @@ def shows_layers(graph: Recorder, dim: int) -> bool:
         if not weights:
             continue
         parts[node] = frozenset([node]) if z in weights else frozenset().union(*(parts[one] for one in weights))
-        name = _name(node)
+        name = operation_of(node)
         with_rows = [one for one in weights if one in of_rows]
         if any(one in activated for one in with_rows) or (with_rows and name not in LINEAR | SUMS | PRODUCTS_TOO):
             activated.add(node)
@@ -81,27 +78,18 @@ def shows_layers(graph: Recorder, dim: int) -> bool:
         if name in PRODUCTS or _contracts(node, bends):
             factors = [node.args[at] for at in PRODUCTS.get(name, (0, 1))]
             for one, other in (factors, reversed(factors)):
-                num_before = sum(_numbers(part) for part in parts[one]) if one in activated else 0
+                num_before = numbers_of(parts[one]) if one in activated else 0
                 is_after = other in parts and (other not in of_rows or other in selected)
                 if is_after and num_before >= max(MIN_PARAMETERS_BEFORE_ACTIVATION, MIN_SHARE_BEFORE_ACTIVATION * dim):
                     return True
     return False
 
 
-def _dependent_nodes(nodes: list[fx.Node], sources: list[fx.Node]) -> set[fx.Node]:
-    """The source nodes and the nodes that depend on them."""
-    dependent = set(sources)
-    for node in nodes:
-        if node.target not in LIKE and any(one in dependent for one in node.all_input_nodes):
-            dependent.add(node)
-    return dependent
-
-
 def _nonlinear_inputs(nodes: list[fx.Node]) -> set[fx.Node]:
     """The nodes that enter the log-likelihoods by a nonlinear operation."""
     nonlinear: set[fx.Node] = set()
     for node in reversed(nodes):
-        if any(user in nonlinear or _name(user) not in LINEAR | SUMS | PRODUCTS_TOO for user in _users(node)):
+        if any(user in nonlinear or operation_of(user) not in LINEAR | SUMS | PRODUCTS_TOO for user in _users(node)):
             nonlinear.add(node)
     return nonlinear
 
@@ -112,37 +100,22 @@ def _users(node: fx.Node) -> list[fx.Node]:
 
 def _contracts(node: fx.Node, bends: set[fx.Node]) -> bool:
     """Whether a node is an entrywise product that is summed, such as (units * weights).sum."""
-    if _name(node) != "mul" or not all(isinstance(one, fx.Node) for one in node.args[:2]):
+    if operation_of(node) != "mul" or not all(isinstance(one, fx.Node) for one in node.args[:2]):
         return False
-    widths = [_shape(one)[-1:] for one in node.args[:2]]
+    widths = [shape_of(one)[-1:] for one in node.args[:2]]
     equal_widths = widths[0] == widths[1] and widths[0] > (1,)
-    return equal_widths and any(_name(user) == "sum" and user in bends for user in _users(node))
+    return equal_widths and any(operation_of(user) == "sum" and user in bends for user in _users(node))
 
 
 def first_products(graph: Recorder) -> list[tuple[fx.Node, fx.Node]]:
     """Both factors of each product of values of rows alone with values of parameters alone, in a traced graph."""
     z, *rows = [node for node in graph.graph.nodes if node.op == "placeholder"]
     nodes = list(graph.graph.nodes)
-    of_z, of_rows = _dependent_nodes(nodes, [z]), _dependent_nodes(nodes, rows)
+    of_z, of_rows = dependent_nodes(nodes, [z], LIKE), dependent_nodes(nodes, rows, LIKE)
     factor_pairs = []
     for node in nodes:
-        factors = [node.args[at] for at in PRODUCTS.get(_name(node), ())]
+        factors = [node.args[at] for at in PRODUCTS.get(operation_of(node), ())]
         for x, w in (factors, factors[::-1]) if factors else ():
             if x in of_rows and x not in of_z and w in of_z and w not in of_rows:
                 factor_pairs.append((x, w))
     return factor_pairs
-
-
-def _name(node: fx.Node) -> str:
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        return str(getattr(node.target, "__name__", ""))
-    return str(schema.name).removeprefix("aten::")
-
-
-def _numbers(node: fx.Node) -> int:
-    return prod(_shape(node)) if "tensor_meta" in node.meta else 0
-
-
-def _shape(node: Any) -> tuple[int, ...]:
-    return tuple(node.meta["tensor_meta"].shape) if "tensor_meta" in node.meta else ()

@@ -10,7 +10,7 @@ points and rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,11 +20,11 @@ from torch.func import grad_and_value, vjp
 from torch.fx.node import map_arg
 
 from pyro_fed.density.compiling.compiler import FAILURES
-from pyro_fed.density.compiling.recording import Recorder, record
+from pyro_fed.density.compiling.recording import Recorder, dependent_nodes, operation_of, record, shape_of
 from pyro_fed.density.compiling.tracing import drop_dead, free_strides, pin_dtypes, release, resizing_quietly
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.files import picked
-from pyro_fed.ops.batched import vmap
+from pyro_fed.ops.batched import second_order, vmap
 
 Rows = tuple[Tensor, ...]
 S = TypeVar("S")
@@ -157,24 +157,19 @@ def parts_of(graph: Recorder, dim: int, count: int, wide: bool, with_latents: bo
     inputs = [node for node in nodes if node.op == "placeholder"]
     linear_inputs = inputs[: 1 + with_latents]
     kind: dict[fx.Node, str] = {}
-    of_rows: set[fx.Node] = set()
-    of_z = {inputs[0]}
     for node in nodes:
         kind[node] = "linear" if node in linear_inputs else _kind(node, kind)
-        if node in inputs[1:] or any(one in of_rows for one in node.all_input_nodes):
-            of_rows.add(node)
-        if any(one in of_z for one in node.all_input_nodes):
-            of_z.add(node)
+    of_z, of_rows = dependent_nodes(nodes, inputs[:1]), dependent_nodes(nodes, inputs[1:])
     ends = [n for n in nodes if kind[n] == "linear" and n in of_z and any(kind[user] == "other" for user in n.users)]
     in_rows = [node for node in ends if node in of_rows]
     if with_latents:
-        in_rows = [node for node in in_rows if tuple(node.meta["tensor_meta"].shape).count(count) == 1]
+        in_rows = [node for node in in_rows if shape_of(node).count(count) == 1]
     ends_of_rows = _fewest_ends(in_rows, kind, of_rows)
-    shapes = [tuple(node.meta["tensor_meta"].shape) for node in ends_of_rows]
+    shapes = [shape_of(node) for node in ends_of_rows]
     if not ends_of_rows or any(shape.count(count) != 1 for shape in shapes):
         return None
     axes = [shape.index(count) for shape in shapes]
-    widths = [torch.Size(shape).numel() // count for shape in shapes]
+    widths = [shape.numel() // count for shape in shapes]
     direct = _direct(graph, [node for node in ends if node not in in_rows], dim)
     numbers = len(direct) + sum(widths)
     if (sum(widths) > MAX_PREDICTORS or numbers > MAX_ROW_NUMBERS) and not (wide and WIDE_RATIO * numbers <= dim):
@@ -215,9 +210,9 @@ def _origin(node: fx.Node, kind: dict[fx.Node, str], of_rows: set[fx.Node]) -> f
         node = linear_inputs[0]
 
 
-def numbers_of(nodes: list[fx.Node]) -> int:
+def numbers_of(nodes: Iterable[fx.Node]) -> int:
     """The total number of numbers in the values of nodes."""
-    return sum(node.meta["tensor_meta"].shape.numel() for node in nodes if "tensor_meta" in node.meta)
+    return sum(shape_of(node).numel() for node in nodes if "tensor_meta" in node.meta)
 
 
 def _kind(node: fx.Node, kind: dict[fx.Node, str]) -> str:
@@ -227,10 +222,9 @@ def _kind(node: fx.Node, kind: dict[fx.Node, str]) -> str:
         return "none"
     if node.op == "output" or node.op != "call_function" or "other" in before:
         return "other"
-    if getattr(node.target, "__name__", "") == "getitem":
+    name = operation_of(node)
+    if name == "getitem":
         return "linear"
-    schema = getattr(node.target, "_schema", None)
-    name = schema.name.removeprefix("aten::") if schema is not None else ""
     depends = [isinstance(one, fx.Node) and kind[one] != "none" for one in node.args]
     if name in SUMS:
         return "linear"
@@ -301,11 +295,8 @@ def is_the_model(problem: Problem, ours: Callable[[Tensor, Rows, Tensor], tuple[
         return (problem.log_parts(z, rows)[1] * weight).sum()
 
     def model(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        both: Any = grad_and_value(weighted)
-        (score, value), pull = vjp(both, z)[:2]
-        zero = torch.zeros_like(value)
-        hessian = vmap(lambda v: pull((v, zero))[0])(torch.eye(len(z), dtype=z.dtype, device=z.device))
-        return value, score, hessian
+        value, score, curvature = second_order(weighted, z, vmap)
+        return value, score, -curvature
 
     try:
         with resizing_quietly():

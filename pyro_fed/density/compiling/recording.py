@@ -6,7 +6,7 @@ This replaces `make_fx` for existing tensors and fixed shapes, in a fifth of the
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -156,6 +156,28 @@ def record(function: Callable[..., Any], leaves: Sequence[Tensor]) -> Recorder:
         made = function(*leaves)
     recorder.graph.output(_map_tensors(made, recorder.node_of))
     return recorder
+
+
+def operation_of(node: fx.Node) -> str:
+    """The name of a node's operation, such as "add"; "" for inputs and outputs of a graph."""
+    schema = getattr(node.target, "_schema", None)
+    return str(getattr(node.target, "__name__", "") if schema is None else schema.name).removeprefix("aten::")
+
+
+def shape_of(node: Any) -> torch.Size:
+    """The shape of a node's value; () if it is not a tensor."""
+    return node.meta["tensor_meta"].shape if "tensor_meta" in node.meta else torch.Size()
+
+
+def dependent_nodes(
+    nodes: Iterable[fx.Node], sources: Iterable[fx.Node], besides: Collection[Any] = ()
+) -> set[fx.Node]:
+    """The source nodes and the nodes that depend on them, except by the operations `besides`."""
+    dependent = set(sources)
+    for node in nodes:
+        if node.target not in besides and not dependent.isdisjoint(node.all_input_nodes):
+            dependent.add(node)
+    return dependent
 
 
 def _tensors(args: Any) -> Iterator[Tensor]:

@@ -112,8 +112,8 @@ def to_graph(function: Callable[..., Any], leaves: Sequence[Tensor]) -> torch.fx
     return torch.fx.GraphModule(recorder.root, recorder.graph)
 
 
-def trace(batched: Callable[..., Any], spec: Any, leaves: list[Tensor], exact: bool = False) -> Step:
-    """A step as a graph, for leaves with the shapes and strides of `leaves`; `exact` keeps all bits."""
+def trace(batched: Callable[..., Any], spec: Any, leaves: list[Tensor]) -> Step:
+    """A step as a graph, for leaves with the shapes and strides of `leaves`."""
     step = eager(batched, spec)
     recorder = record(step.run, [copy_strided(leaf) for leaf in leaves])  # the recorder needs different objects
     graph = recorder.graph
@@ -123,7 +123,7 @@ def trace(batched: Callable[..., Any], spec: Any, leaves: list[Tensor], exact: b
     spread_products(graph)
     share_subexpressions(graph)  # such as the distances in two kernels
     tick()
-    simplify(graph, _written_over(graph), exact)
+    simplify(graph, _written_over(graph))
     tick()
     drop_dead(graph)
     run = fold_constants(recorder)

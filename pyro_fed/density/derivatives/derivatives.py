@@ -53,12 +53,11 @@ from pyro_fed.density.derivatives.rowwise import (
     expected_sums,
     shared_curvature,
 )
-from pyro_fed.density.derivatives.scores import curvature_at
 from pyro_fed.density.latents.ascent_starts import from_modes
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.density.traits import FULL_DIM, NETWORK_NUMBERS
-from pyro_fed.ops.batched import FiniteSums, Moments
+from pyro_fed.ops.batched import FiniteSums, Moments, second_order
 from pyro_fed.ops.memory import count_in_memory, count_of_densities
 
 Structure = Literal["full", "diag"]
@@ -334,7 +333,7 @@ class Derivatives:
         return total.add(problem.vmap(at)(pairs)), ()
 
     def _hessian(self, problem: Problem, log_density: Any, z: Tensor) -> Moments:
-        found = curvature_at(problem, log_density, z)
+        found = second_order(log_density, z, problem.vmap)
         return found if self.structure == "full" else found._replace(curvature=found.curvature.diagonal())
 
 

@@ -58,12 +58,9 @@ def order_of(rows: float, numbers: int) -> int:
 
 @lru_cache(maxsize=16)
 def rule(order: int, numbers: int, wide: int) -> tuple[Tensor, Tensor]:
-    """Nodes (K, numbers) and weights (K,) for N(0, I).
+    """Nodes (K, numbers) and weights (K,) for N(0, I), the last `wide` numbers' spread wide, as where rows are scarce.
 
-    Args:
-        order: Gauss-Hermite nodes a number; 0 takes Sobol points, 1 the mean alone, 2 `PAIRS`.
-        numbers: how many.
-        wide: of the last so many the nodes are spread wide, as predictors' where rows are scarce.
+    `order` is of Gauss-Hermite nodes of a number; 0 takes Sobol points, 1 the mean alone, 2 `PAIRS`.
     """
     if order == 1 or not numbers:
         return torch.zeros(1, numbers, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
@@ -96,11 +93,8 @@ def _product(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[
 def bend_of_pairs(score: Tensor, curvature: Tensor, share: Tensor, allowed_shift: float = MATTERS) -> Tensor:
     """How far rows are from straight, (C,); 1 is as far as they may be.
 
-    Args:
-        score: the largest difference of the rule of pairs and the mean alone, in SDs, (C,).
-        curvature: the same as a part of q's precision.
-        share: of all rows, that each client has.
-        allowed_shift: SDs that scores may differ by, of all clients together.
+    `score` and `curvature` are the largest differences between the rule of pairs and the mean alone, in SDs and as a
+    part of q's precision; scores of all clients together may differ by `allowed_shift` SDs.
     """
     return torch.maximum(curvature / share / PAIR_CURVATURE_TOLERANCE, score / share / allowed_shift)
 
@@ -139,12 +133,8 @@ def where_straight(
 ) -> Moments:
     """The means at pairs of points, of clients whose rows are nearly parabolas under q; at all points of the others.
 
-    Args:
-        points: (S, C, D), which have q's mean and covariance.
-        share: of all rows, that each client has, (C,).
-        at_mean: computes the means at one point (1, C, D).
-        at_pairs: at pairs of points (2 D, C, D), each pair in two halves of the points.
-        all_points: at all points.
+    `points` (S, C, D) have q's mean and covariance. `at_mean` takes one point (1, C, D), `at_pairs` (2 D, C, D), the
+    opposites in the second half.
     """
     mean, root = _mean_and_root(points)
     if root is None:

@@ -44,21 +44,13 @@ def _added(total: Moments, parts: Sequence[Tensor]) -> Moments:
 
 @dataclass(frozen=True)
 class Rowwise:
-    """Sums over rows of expectations under a Gaussian.
-
-    Args:
-        parts: the model's predictors.
-        order: Gauss-Hermite nodes a number; 0 takes Sobol points, 1 the mean alone.
-        wide: spread the predictors' nodes wide.
-        diagonal: sum the curvature's diagonal alone, (D,), of `add_points`.
-        by_values: take derivatives in the predictors from values, of `add`.
-    """
+    """Sums over rows of expectations under a Gaussian."""
 
     parts: Predictors
-    order: int
-    wide: bool = False
-    diagonal: bool = False
-    by_values: bool = False
+    order: int  # as for `nodes.rule`
+    wide: bool = False  # spread the predictors' nodes wide
+    diagonal: bool = False  # sum the curvature's diagonal alone, (D,), in `add_points`
+    by_values: bool = False  # take derivatives in the predictors from values, in `add`
 
     def add(
         self, problem: Problem, total: Moments, const: tuple[Any, Tensor, Tensor], piece: tuple[Tensor, Tensor]

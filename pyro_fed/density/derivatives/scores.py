@@ -13,21 +13,18 @@ from torch import Tensor
 from torch.func import grad, grad_and_value, vjp
 from torch.utils import _pytree as pytree
 
+from pyro_fed.conventions.limits import NEGLIGIBLE, SUM_ROUNDING_UNITS
 from pyro_fed.density.derivatives.composed_rows import at_each_composed
 from pyro_fed.density.derivatives.rowwise import at_each
 from pyro_fed.density.latents.ascent_starts import from_modes
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, in_chunks, row_pieces
-from pyro_fed.ops.batched import Moments
+from pyro_fed.ops.batched import Moments, second_order
 from pyro_fed.ops.entries import choose
 from pyro_fed.ops.memory import DENSITY_NUMBERS, count_in_cache, fits_in_memory
-from pyro_fed.ops.newton_ascent import Look
 
-#: Units of rounding, of the model's dtype and for each parameter, that the smallest eigenvalue of a precision whose
-#: diagonal is scaled to one may have if there is no curvature: a model with more than these is not refused as improper.
-FLAT_UNITS = 10.0
-#: Parts of a flat direction that are named: how many, and the smallest, relative to the largest.
-MAX_NAMED_PARTS, NAMED_PART_SHARE = 4, 0.1
+#: The most parts of a flat direction that are named.
+MAX_NAMED_PARTS = 4
 
 
 def prior_values(problem: Problem, points: Tensor) -> Tensor:
@@ -202,42 +199,34 @@ def _at_draws(problem: Problem, draws: Tensor, batch: Batch) -> Tensor:
     return found
 
 
-def look_at_prior(problem: Problem, points: Tensor) -> Look:
+def look_at_prior(problem: Problem, points: Tensor) -> Moments:
     """The log prior at points (M, D)."""
-    return Look(*(part[0].double() for part in problem.mapped(_look_at_log_prior, (0,))(points.unsqueeze(0))))
+    return Moments(*(part[0].double() for part in problem.mapped(_look_at_log_prior, (0,))(points.unsqueeze(0))))
 
 
-def look_at_likelihood(problem: Problem, points: Tensor, data: ClientData) -> Look:
+def look_at_likelihood(problem: Problem, points: Tensor, data: ClientData) -> Moments:
     """C clients' log-likelihoods at points (C, M, D): by their rows' structure, or in pieces, if rows are many."""
     clients, count, dim = points.shape
     found = at_each(problem, points, data) or at_each_composed(problem, points, data)
     if found is not None:
-        return Look(*found)
+        return found
     zero = torch.zeros(clients, count, dtype=torch.float64, device=points.device)
-    start = Look(zero, zero.new_zeros(points.shape), zero.new_zeros(*points.shape, dim))
-    seen: Look = over_rows(problem, _look_at_batch, start, points, data, 1 + dim)
+    start = Moments(zero, zero.new_zeros(points.shape), zero.new_zeros(*points.shape, dim))
+    seen: Moments = over_rows(problem, _look_at_batch, start, points, data, 1 + dim)
     return seen
 
 
-def _look_at_log_prior(problem: Problem, points: Tensor) -> Look:
+def _look_at_log_prior(problem: Problem, points: Tensor) -> Moments:
     return _look(problem, problem.log_prior, points)
 
 
-def _look_at_batch(problem: Problem, points: Tensor, batch: Batch) -> Look:
+def _look_at_batch(problem: Problem, points: Tensor, batch: Batch) -> Moments:
     return _look(problem, lambda z: problem.log_lik(z, batch), points)
 
 
-def _look(problem: Problem, log_density: Callable[[Tensor], Tensor], points: Tensor) -> Look:
-    seen: Look = problem.vmap(lambda z: Look(*curvature_at(problem, log_density, z)))(points)
+def _look(problem: Problem, log_density: Callable[[Tensor], Tensor], points: Tensor) -> Moments:
+    seen: Moments = problem.vmap(lambda z: second_order(log_density, z, problem.vmap))(points)
     return seen
-
-
-def curvature_at(problem: Problem, log_density: Callable[[Tensor], Tensor], z: Tensor) -> Moments:
-    """Value (), score (D,) and negative Hessian (D, D) of a log density at z (D,)."""
-    (score, value), pull = vjp(grad_and_value(log_density), z)[:2]
-    directions = torch.eye(len(z), dtype=z.dtype, device=z.device)
-    hessian = problem.vmap(lambda v: pull((v, torch.zeros_like(value)))[0])(directions)
-    return Moments(value, score, -hessian)
 
 
 def flat_direction(problem: Problem, precision: Tensor) -> str:
@@ -249,12 +238,13 @@ def flat_direction(problem: Problem, precision: Tensor) -> str:
         return ""
     scale = precision.diagonal().clamp_min(torch.finfo(torch.float64).tiny).rsqrt()
     values, directions = torch.linalg.eigh(scale[:, None] * precision * scale)
-    if float(values[0]) > FLAT_UNITS * torch.finfo(problem.dtype).eps * problem.dim * float(values[-1]):
+    # An eigenvalue of no curvature is rounding, for each parameter.
+    if float(values[0]) > SUM_ROUNDING_UNITS * torch.finfo(problem.dtype).eps * problem.dim * float(values[-1]):
         return ""
     parts = directions[:, 0] * scale
     parts = parts / parts.abs().max()
     largest = parts.abs().argsort(descending=True, stable=True)[:MAX_NAMED_PARTS].sort().values.tolist()
-    first, *others = [i for i in largest if float(parts[i].abs()) > NAMED_PART_SHARE]
+    first, *others = [i for i in largest if float(parts[i].abs()) > NEGLIGIBLE]
     signs = ["+" if bool(parts[i] * parts[first] > 0) else "-" for i in others]
     return f"'{problem.name_of(first)}'" + "".join(
         f" {sign} '{problem.name_of(i)}'" for sign, i in zip(signs, others, strict=True)

@@ -25,6 +25,7 @@ from torch.func import grad, vjp
 from torch.utils import _pytree as pytree
 
 from pyro_fed.conventions.limits import NEGLIGIBLE, SUM_ROUNDING_UNITS
+from pyro_fed.density.checks.points import FEW_DRAWS
 from pyro_fed.density.latents.modes import Ascent, Centre
 from pyro_fed.density.latents.quadrature import (
     GAUSSIAN_ORDER,
@@ -43,9 +44,6 @@ if TYPE_CHECKING:
     from pyro_fed.density.problem import Problem
 
 T = TypeVar("T")
-
-#: Number of farthest points that are tried in addition to the mean.
-NUM_OUTERMOST_POINTS = 4
 
 
 class AscentStarts(NamedTuple):
@@ -76,11 +74,11 @@ def ascent_starts(problem: Problem, points: Tensor, batch: Batch) -> AscentStart
     most = rule.mode_steps or rule.max_mode_steps
     if not dim or rule.starts or (most <= NEAR_STEPS and not rule.by_tails(dim)):
         return None
-    if points.shape[1] <= NEAR_STEPS * (1 + NUM_OUTERMOST_POINTS):  # a trial would cost more steps than it saves
+    if points.shape[1] <= NEAR_STEPS * (1 + FEW_DRAWS):  # a trial would cost more steps than it saves
         return _at_few_points(problem, points.to(problem.dtype).contiguous(), batch)
     mean = points.double().mean(1, keepdim=True)
     sd = points.double().std(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
-    farthest = ((points - mean) / sd).square().sum(-1).topk(NUM_OUTERMOST_POINTS).indices
+    farthest = ((points - mean) / sd).square().sum(-1).topk(FEW_DRAWS).indices
     outermost = points.gather(1, farthest.unsqueeze(-1).expand(-1, -1, points.shape[2]))
     probes = torch.cat([mean, outermost.double()], 1).to(problem.dtype)
     mean_point = probes[:, :1].contiguous()

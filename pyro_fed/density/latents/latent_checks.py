@@ -11,7 +11,7 @@ rows.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,16 +20,13 @@ from pyro_fed.density.checks.points import FEW_DRAWS
 from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.compiling.layers import shows_layers
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, some_rows, tidy_graph
+from pyro_fed.density.layout import Site
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.running.site_values import mask_of
 from pyro_fed.density.running.trace_sites import is_improper, unconstraining
 from pyro_fed.density.size import cost_of
 from pyro_fed.density.traits import LARGE_WORK, NETWORK_POINTS
 from pyro_fed.errors import ModelError
-
-if TYPE_CHECKING:
-    from pyro_fed.density.layout import Site
-    from pyro_fed.density.problem import Problem
 
 
 def check_held(problem: Problem, trace: Any) -> None:

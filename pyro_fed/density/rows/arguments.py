@@ -74,6 +74,20 @@ class Arguments:
                     return f", those in which '{name}' is {condition}"
         return ""
 
+    def other_axis_cure(self, num_rows: int) -> str:
+        """The cure if a leaf has this number of rows on another axis than the first; "" if none has."""
+        for i, (name, leaf) in enumerate(zip(self.names, self.leaves, strict=True)):
+            if not isinstance(leaf, Tensor) or num_rows < 2 or i in self.axes:
+                continue
+            axes = [axis for axis, size in enumerate(leaf.shape) if size == num_rows]
+            if axes and 0 not in axes:
+                head = name if name.startswith("args[") else re.split(r"[.\[]", name)[0]
+                return (
+                    f"Argument '{name}' has shape {tuple(leaf.shape)}: where its rows are on dimension {axes[0]}, say "
+                    f"shard={{'{head}': {axes[0]}}}, or transpose it. "
+                )
+        return ""
+
     @property
     def split(self) -> tuple[int, ...]:
         """Positions of all leaves that are split, by the partitioned plate or a plate nested in it."""

@@ -65,27 +65,13 @@ def run_model(
     walls: Collection[str] = (),
     device: torch.device | None = None,
 ) -> Execution:
-    """Run a model on some rows with given values of its latents.
+    """Run a model on the rows in its arguments, with the values that `filler` gives to its latents.
 
-    Args:
-        model: the Pyro model.
-        args: positional arguments, with the present rows.
-        kwargs: keyword arguments.
-        filler: handler that gives the latents their values.
-        indices: (m,) indices of the partitioned plate; None for all of its declared rows.
-        dtype: floating dtype of constants in the model.
-        densities: compute the sites' log densities.
-        validate: run with Pyro's validation on.
-        first_enum_dim: dimension left of all plates for values of discrete latents; None without enumeration.
-        members: rows of nested plates that belong to the present rows, by plate.
-        declared: receives the plates' sizes during the run, also if the run fails.
-        incomplete: whether the data contain NaN.
-        noticed: record of the torch functions that the model calls.
-        walls: names of sites whose density is zero beyond the constraints of their parameters.
-        device: device of the arguments; None for the CPU.
-
-    Raises:
-        SettingError: the call is inside the user's own handlers.
+    `indices` (m,) are of the partitioned plate, None for all of its declared rows; `members` are the rows of nested
+    plates, by plate. Values of discrete latents are enumerated from `first_enum_dim` to the left, unless it is None.
+    `declared` receives the plates' sizes, also if the run fails, and `noticed` the torch functions that are called. The
+    density of sites in `walls` is zero beyond the constraints of their parameters. SettingError inside the user's own
+    handlers.
     """
     members, declared = members or {}, {} if declared is None else declared
     nested_sizes = {name: len(part) for name, part in members.items()}

@@ -168,8 +168,13 @@ def within_constraints(site: Message) -> Tensor:
         within = within & constraint.check(value)
     within = within.expand(torch.broadcast_shapes(within.shape, shape))
     within = within.flatten(len(fn.batch_shape)).all(-1) if within.dim() > len(fn.batch_shape) else within
+    return or_masked(within, site)
+
+
+def or_masked(flags: Tensor, site: Message) -> Tensor:
+    """Flags of a site's batch shape, True also for entries that are masked."""
     mask = mask_of(site)
     if mask is None:
-        return within
+        return flags
     masked_out = ~mask.bool()
-    return within | (masked_out.flatten(within.dim()).any(-1) if masked_out.dim() > within.dim() else masked_out)
+    return flags | (masked_out.flatten(flags.dim()).any(-1) if masked_out.dim() > flags.dim() else masked_out)

@@ -275,7 +275,7 @@ def log_sigmoid(values: Tensor) -> Tensor:
 
 
 #: Value x from which log(1 + exp(x)) equals x in float64; exp(x) is finite in float32.
-SOFTPLUS_THRESHOLD = 50.0
+SOFTPLUS_THRESHOLD = -math.log(torch.finfo(torch.float64).eps)
 #: Replacements of functions on CUDA only.
 ON_CUDA: Mapping[Callable[..., Any], Callable[..., Any]] = {nn.functional.logsigmoid: log_sigmoid}
 

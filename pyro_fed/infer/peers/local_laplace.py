@@ -26,7 +26,7 @@ from pyro_fed.ops.backtrack import MAX_ITERATIONS
 from pyro_fed.ops.batched import Moments
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.matrices import positive_part
-from pyro_fed.ops.newton_ascent import Damping, Look, NewtonAscent
+from pyro_fed.ops.newton_ascent import Damping, NewtonAscent
 
 
 def local_laplace(
@@ -38,7 +38,7 @@ def local_laplace(
         points = ascent.trial[None]
         from_data = derivatives.of_likelihood(problem, points, batch)
         moments = with_prior(derivatives, problem, points, from_data, prior_share)
-        ascent = ascent.tell(Look(moments.value, moments.score, moments.curvature), moments.finite(), Damping())
+        ascent = ascent.tell(moments, moments.finite(), Damping())
         gain = ascent.length.square()
         if bool((gain <= torch.finfo(gain.dtype).eps * ascent.value.abs()).all()):
             break

@@ -50,9 +50,10 @@ from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, largest_move, moments_of
+from pyro_fed.ops.batched import Moments
 from pyro_fed.ops.entries import CANDIDATES, choose, far_apart, with_trailing_axes
 from pyro_fed.ops.matrices import equilibrated_cholesky
-from pyro_fed.ops.newton_ascent import Damping, Look, NewtonAscent
+from pyro_fed.ops.newton_ascent import Damping, NewtonAscent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +156,7 @@ class Modes(Algorithm):
             others = torch.cat([others, problem.images(search["point"].to(problem.dtype)).to(others)])
         points = torch.cat([search["point"][None], others])
         climbs = NewtonAscent.begin(points, self.first_damping)
-        prior = Look(climbs.value, climbs.score, climbs.curvature)
+        prior = Moments(climbs.value, climbs.score, climbs.curvature)
         usable = {"prior_usable": climbs.length > 0}
         return search | climbs._asdict() | _of_prior(prior) | usable, start.local
 
@@ -163,7 +164,7 @@ class Modes(Algorithm):
         """Compute the prior at the trial points."""
         look = look_at_prior(problem, shared["trial"].to(problem.dtype))
         usable = look.finite()
-        kept = Look(*(choose(usable, part, 0.0) for part in look))
+        kept = Moments(*(choose(usable, part, 0.0) for part in look))
         return shared | _of_prior(kept) | {"prior_usable": usable}
 
     def download(self, shared: State, clients: Tensor) -> State:
@@ -174,7 +175,7 @@ class Modes(Algorithm):
         points = shared["trial"].to(problem.dtype)
         if self.by_few_rows:
             few, times = pick_rows(problem, data, first_row_count(problem.dim))
-            evaluations = Look(
+            evaluations = Moments(
                 *(with_trailing_axes(times, part) * part for part in look_at_likelihood(problem, points, few))
             )
         else:
@@ -185,7 +186,7 @@ class Modes(Algorithm):
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Keep the positions at which f has risen, and propose the next ones."""
-        look = Look(*(messages[name].sum(0) + shared[f"prior_look_{name}"] for name in Look._fields))
+        look = Moments(*(messages[name].sum(0) + shared[f"prior_look_{name}"] for name in Moments._fields))
         usable = messages["usable"].all(0) & shared["prior_usable"] & look.finite()
         climbs = NewtonAscent(*(shared[name] for name in NewtonAscent._fields))
         return shared | climbs.tell(look, usable, Damping(self.growth))._asdict()
@@ -218,7 +219,7 @@ def modes_of(shared: State, tolerance: float, same_mode: float) -> tuple[Tensor,
     return points[chosen], precision[chosen], torch.softmax(evidence[chosen], 0)
 
 
-def _of_prior(look: Look) -> State:
+def _of_prior(look: Moments) -> State:
     """The prior's values under their names in the state."""
     return {f"prior_look_{name}": value for name, value in look._asdict().items()}
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.density.traits import Traits
+from pyro_fed.density.traits_search import ModelTraits
 from pyro_fed.infer.peers.peer_sites import _sites_with_proper_sum, sum_of_sites_is_improper
 from pyro_fed.ops.gaussian import FullGaussian
 
@@ -32,7 +32,7 @@ def federation():
 
 def test_a_small_network_has_a_posterior(federation, monkeypatch):
     """From zeros: as long as nobody bent the first sites no belief became proper in 100 rounds: a DivergenceError."""
-    monkeypatch.setattr(Traits, "layers", False)
+    monkeypatch.setattr(ModelTraits, "layers", False)
     result = pf.run(pf.P2PVI(covariance="full"), federation, graph=pf.graph.ring(AGENTS), num_rounds=400, **QUIET)
     assert result.attrs["converged"]
 

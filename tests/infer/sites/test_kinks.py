@@ -11,7 +11,7 @@ import torch
 import pyro_fed as pf
 from pyro_fed.density.compiling import jumps
 from pyro_fed.density.derivatives.other_curvatures import with_kinks
-from pyro_fed.density.traits import Traits
+from pyro_fed.density.traits_search import ModelTraits
 from pyro_fed.ops.batched import Moments
 from pyro_fed.ops.memory import count_in_memory
 
@@ -115,7 +115,7 @@ def test_a_lasso_whose_scale_is_latent_begins_at_laplaces_place(name, dtype):
 @pytest.mark.parametrize("full", [True, False])
 def test_scores_that_are_linear_are_followed_exactly(full, monkeypatch):
     problem = pf.Federation(ridge, orthogonal(), plate="data", num_clients=3).problem
-    monkeypatch.setattr(Traits, "prior_kinks", torch.ones(4, dtype=torch.bool))
+    monkeypatch.setattr(ModelTraits, "prior_kinks", torch.ones(4, dtype=torch.bool))
     points = torch.randn(30, 2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     points = points @ torch.randn(4, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     curvature = torch.eye(4, dtype=torch.float64).expand(2, 4, 4) / WIDTH**2

@@ -10,7 +10,7 @@ import torch
 
 import pyro_fed as pf
 from models import bnn_regression
-from pyro_fed.density.traits import Traits
+from pyro_fed.density.traits_search import ModelTraits
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.sites.records import as_entries
 from pyro_fed.infer.stein import states
@@ -79,7 +79,7 @@ def test_a_gaussian_posterior_keeps_its_surrogates():
 @pytest.fixture
 def unseen(monkeypatch):
     """Layers are not seen, as those of a model that cannot be mapped, so that Newton's method begins at zeros."""
-    monkeypatch.setattr(Traits, "layers", False)
+    monkeypatch.setattr(ModelTraits, "layers", False)
 
 
 @pytest.mark.parametrize("algorithm", [pf.DSVGD, pf.infer.SVGD])
