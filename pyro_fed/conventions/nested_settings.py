@@ -13,6 +13,7 @@ import difflib
 import functools
 import hashlib
 import inspect
+import re
 import typing
 from abc import ABC
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +28,10 @@ from pyro_fed.errors import SettingError
 
 #: Under which attribute an instance remembers which settings it was given.
 GIVEN = "_given_settings"
+#: The section of a docstring that describes settings, an entry of it, and the sections after it.
+ARGS = re.compile(r"^Args:\n((?:(?: {4}.*)?\n)*)", re.M)
+ENTRY = re.compile(r"^ {4}(\w+): .*\n(?:\n* {5}.*\n)*", re.M)
+LATER_SECTIONS = re.compile(r"^(?=(?:Raises|References|Example):$)", re.M)
 Owner = TypeVar("Owner")
 
 
@@ -211,7 +216,11 @@ def refuse_unused(owner: Any, reason: str, *names: str) -> None:
 
 
 def explains_unknown(cls: type[Owner]) -> type[Owner]:
-    """Decorator of a dataclass of settings, above `dataclass`: an unknown setting is refused with the cure."""
+    """Decorator of a dataclass of settings, above `dataclass`: an unknown setting is refused with the cure.
+
+    A setting is described once, in the docstring of the class that has the field; `help` shows it for derived classes
+    too, unless these describe it anew.
+    """
     init: Callable[..., None] = cls.__init__
 
     @functools.wraps(init)
@@ -224,7 +233,29 @@ def explains_unknown(cls: type[Owner]) -> type[Owner]:
         init(self, *values, **settings)
 
     cls.__init__ = __init__  # type: ignore[method-assign]  # the same one, whose names are checked
+    _describe_inherited_settings(cls)
     return cls
+
+
+def _describe_inherited_settings(cls: type[Any]) -> None:
+    """Add what base classes say of inherited settings to the docstring's section Args, in the order of the fields."""
+    if cls.__doc__ is None:  # docstrings are off, `python -OO`
+        return
+    own, described = _described_settings(cls), dict[str, str]()
+    for base in reversed(cls.__mro__):
+        described |= _described_settings(base)
+    names = [field.name for field in dataclasses.fields(cls) if field.init and field.name in described]
+    if own.keys() >= set(names):
+        return
+    before, *after = LATER_SECTIONS.split(ARGS.sub("", inspect.cleandoc(cls.__doc__) + "\n"), maxsplit=1)
+    entries = "".join(described[name] for name in names)
+    cls.__doc__ = "\n".join([f"{before.rstrip()}\n\nArgs:\n{entries}", *after])
+
+
+def _described_settings(cls: type[Any]) -> dict[str, str]:
+    """The entries of a class's own section Args, setting to text."""
+    section = ARGS.search(inspect.cleandoc(vars(cls).get("__doc__") or "") + "\n")
+    return {entry[1]: entry[0] for entry in ENTRY.finditer(section[1])} if section else {}
 
 
 def explicit_settings(settings: Any) -> frozenset[str]:

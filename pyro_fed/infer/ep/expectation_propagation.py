@@ -81,7 +81,14 @@ ROUNDING_SHARE = torch.finfo(torch.float32).eps ** 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class EP(SpreadGaussian, SiteKeeping):
-    """The rounds of expectation propagation; a public algorithm sets the clients' inference and the step rule."""
+    """The rounds of expectation propagation; a public algorithm sets the clients' inference and the step rule.
+
+    Args:
+        guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance.
+        client: how the clients approximate their tilted distributions: a `pf.infer.tilted` inference with its settings,
+            or its name for their defaults: "newton", "laplace", "fisher" (L), "mcmc" (M), "identity" (I), "ngvi" (V),
+            "svi", "ivon". On models of more than 1000 parameters "ivon" is taken if none is set.
+    """
 
     #: The server returns what it clips from a message, and `settle` corrects the site by it.
     corrected: ClassVar[bool] = True

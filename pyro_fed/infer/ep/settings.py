@@ -62,7 +62,12 @@ ONE_PASS = "there is only one pass, from the prior; use FedEP"
 
 @dataclass(frozen=True, kw_only=True)
 class Converging(EP):
-    """Expectation propagation with a criterion of convergence."""
+    """Expectation propagation with a criterion of convergence.
+
+    Args:
+        tolerance: the run has converged when no mean has more than this many SDs left to go, and no SD more than this
+            share. What is left is taken to be the round's move divided by δ.
+    """
 
     tolerance: float = 1e-3
 
@@ -78,7 +83,13 @@ class Converging(EP):
 
 @dataclass(frozen=True, kw_only=True)
 class Damped(EP):
-    """Expectation propagation with a setting for δ."""
+    """Expectation propagation with a setting for δ.
+
+    Args:
+        damping: δ, in (0, 1]; with an optimiser, its learning rate. None takes 1 for "newton", and else one over the
+            clients of the round: q is then the geometric mean of their tilted distributions, so that the clients' noise
+            averages out.
+    """
 
     damping: float | None = None
 
@@ -131,7 +142,11 @@ class Optimisers(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Optimising(Damped):
-    """Expectation propagation with optimisers of q and of the clients' sites."""
+    """Expectation propagation with optimisers of q and of the clients' sites.
+
+    Args:
+        optimisers: of the changes, in place of fractions: a `pf.infer.Optimisers`, whose learning rate is `damping`.
+    """
 
     without: ClassVar[Mapping[str, str]] = {
         "server_optimiser": "it is that of optimisers=pf.infer.Optimisers(server=...)",
@@ -230,7 +245,11 @@ class Optimising(Damped):
 
 @dataclass(frozen=True, kw_only=True)
 class Controlled(EP):
-    """Expectation propagation with settings of the acceleration and limits of expected Newton steps."""
+    """Expectation propagation with settings of the acceleration and limits of expected Newton steps.
+
+    Args:
+        step_control: how Newton steps are accelerated and held back.
+    """
 
     step_control: StepControl = StepControl()
 
@@ -256,7 +275,20 @@ class Controlled(EP):
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStarted(EP):
-    """Expectation propagation with settings of a run's start."""
+    """Expectation propagation with settings of a run's start.
+
+    Args:
+        start: the first q. "auto" takes the first of these that applies:
+
+            - "fedavg": diagonal sites at the point that 40 rounds by Adam find (100 of a network of at most 1000
+              parameters that does not classify); on large models, on which "ivon" is taken.
+            - "mode": as "laplace", to the end of Newton's method; under improper priors, also in place of "laplace".
+            - "prior": the Gaussian nearest to the prior; for more than 100 parameters (1,000 of linear predictors), or
+              if scores jump, as those of a quantile regression or a lasso: their curvatures say nothing.
+            - "few_rows": the q of rounds by a quarter of the rows; for networks of many rows.
+            - "laplace": the federated Laplace approximation, with all clients; otherwise.
+            - a `pf.infer.Averaging`: as "fedavg", in the published form; never by "auto".
+    """
 
     start: Literal["auto", "laplace", "mode", "prior", "fedavg", "few_rows"] | Averaging = "auto"
 
@@ -354,7 +386,13 @@ class WarmStarted(EP):
 
 @dataclass(frozen=True, kw_only=True)
 class Guided(EP):
-    """Expectation propagation with guides; `guided` federates the exponential families of hand-written guides."""
+    """Expectation propagation with guides; `guided` federates the exponential families of hand-written guides.
+
+    Args:
+        num_points: Sobol points for expectations under q; even. A hand-written guide takes eight draws a point.
+        guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance; or a function whose
+            global sites are exponential families, which is federated in their natural parameters.
+    """
 
     guided: ClassVar[type[GuidedFedEP]] = GuidedFedEP
 

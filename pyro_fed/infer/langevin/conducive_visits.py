@@ -203,9 +203,13 @@ def _times_each(values: Tensor, matrix: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class ConduciveVisits(VisitingLangevin):
-    """Visits by conducive gradients, beside the same visits to the surrogates."""
+    """Visits by conducive gradients, beside the same visits to the surrogates.
 
-    conducive: Conducive | None = Conducive()  # the conducive gradient; None leaves it out
+    Args:
+        conducive: a `pf.infer.Conducive`: the weight and the reach of the conducive gradient.
+    """
+
+    conducive: Conducive | None = Conducive()
 
     def __post_init__(self) -> None:
         if self.conducive is not None and not isinstance(self.conducive, Conducive):

@@ -73,7 +73,6 @@ class FedHMC(Tempered):
         surrogates: where the chains begin, and the first preconditioner: an algorithm that leaves Gaussian sites, its
             name, "laplace", "fedep" or "local_sgld", `Given`, or "auto": "fedep" as far as that has a full covariance
             by default, and "laplace" beyond.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
         SettingError: a setting out of its range, or unknown.

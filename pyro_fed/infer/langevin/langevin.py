@@ -75,20 +75,38 @@ class DerivedStep(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Langevin(Tempered, Chains):
-    """Chains of Langevin steps: the base of all samplers of this family."""
+    """Chains of Langevin steps: the base of all samplers of this family.
+
+    Args:
+        num_chains: M, chains that run at once.
+        local_steps: T, steps of a chain in a round, a visit to a client.
+        burn_in: first steps of each chain, which are not kept. With a derived step shorter than the longest, burn-in
+            grows by the same factor, up to half a run by default.
+        thin: one step in this many is kept.
+        target_ess: the run ends when the slowest coordinate has this many effective draws (all chains together)
+            and R-hat is at most 1.01 (1.025 of ten chains); None runs all rounds.
+        batch_size: m, rows a step, weighted to all of the client's; None takes all of a client's rows.
+        step: the step's size and rule: a `pf.infer.step.Derived`, or a `pf.infer.step.Fixed`.
+        surrogates: the source of the Gaussians q_s: an algorithm that leaves Gaussian sites at the clients, or its
+            name: "laplace" for `FedLaplace()`, "fedep" for `FedEP()`, which fits skewed posteriors better, "local_sgld"
+            for `LocalSGLD()`, and "auto" for "fedep" as far as that has a full covariance by default and "laplace"
+            beyond. `Given` has them as tensors. None runs without: then give
+            `step=pf.infer.step.Fixed(precondition=False)`, and turn off `control_variate` and `conducive` where the
+            sampler has them.
+    """
 
     draws_are: ClassVar[str] = "chains"
     #: The kinds of steps that have an effect.
     steps: ClassVar[tuple[type[Step], ...]] = (Fixed, Derived)
 
-    num_chains: int = 4  # M, chains that run at once
-    local_steps: int = 40  # T, steps a visit
-    burn_in: int = 400  # first steps of each chain, which are not kept
-    thin: int = 10  # one step in this many is kept
-    target_ess: int | None = 2000  # effective draws, of all chains together, at which the run ends; None: all rounds
-    batch_size: int | None = 100  # m, rows a step; None takes all of a client's rows
-    step: Step | str = Derived()  # a derived one makes burn-in longer where it is short, up to half a run by default
-    surrogates: Surrogates = "auto"  # the source of the Gaussians q_s; None runs without
+    num_chains: int = 4
+    local_steps: int = 40
+    burn_in: int = 400
+    thin: int = 10
+    target_ess: int | None = 2000
+    batch_size: int | None = 100
+    step: Step | str = Derived()
+    surrogates: Surrogates = "auto"
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "num_chains", "local_steps", "thin")

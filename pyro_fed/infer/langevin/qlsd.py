@@ -62,11 +62,6 @@ class QLSD(SummedChains):
     Coordinates are unconstrained. Posterior SDs of parameters should be similar, as with standardised covariates.
 
     Args:
-        step_size: h; about a quarter of the narrowest posterior variance.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
-        num_chains: M.
-        burn_in: first rounds that are not kept.
-        target_ess: the run ends when the slowest coordinate has this many effective draws; None runs all.
         levels: s, of the quantiser, at most 127: fewer make more noise for the same bytes, and messages that compress
             better.
         memory: quantise what scores differ by from the client's usual one, as QLSD++ does; False is QLSD.

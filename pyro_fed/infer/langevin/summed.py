@@ -82,7 +82,15 @@ class SummedState(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SummedChains(Algorithm):
-    """Langevin chains at the server, by the clients' scores at the chains' positions."""
+    """Langevin chains at the server, by the clients' scores at the chains' positions.
+
+    Args:
+        step_size: h; about a quarter of the narrowest posterior variance.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
+        num_chains: M.
+        burn_in: first rounds that are not kept.
+        target_ess: the run ends when the slowest coordinate has this many effective draws; None runs all.
+    """
 
     draws_are: ClassVar[str] = "chains"
     #: When the step size may be left out, at the end of the error that asks for it.
@@ -231,7 +239,6 @@ class SummedLangevin(SummedChains):
         temperature: α of generalised Bayes; the likelihood is raised to 1/α. Under privacy it makes the chain α times
             as long and the SDs √α times as wide.
         num_chains: M. Under privacy the chains share the norm, so that one chain is best.
-        burn_in: number of first rounds that are discarded.
         target_ess: the run ends when the slowest coordinate has this many effective draws; None runs all rounds, as
             private runs do.
         row_norm: norm to which rows' scores are clipped, for `pf.Private(unit="row")`, whose norm it has to equal; None

@@ -68,12 +68,6 @@ class VRFALD(AveragedLangevin):
     A draw is the average at the end of a round. A client of `FALD` sends the same without its score.
 
     Args:
-        num_chains: M, number of chains that run at once.
-        local_steps: T, steps of every client per round.
-        burn_in: number of first steps of each chain that are discarded.
-        thin: one step in this many is kept, a multiple of `local_steps`: clients agree only at the end of a round.
-        target_ess: the run ends when the slowest coordinate has this many effective draws (all chains together)
-            and R-hat is at most 1.01 (1.025 of ten chains); None runs all rounds.
         batch_size: m, rows per step, in minibatches that are drawn anew and weighted to represent all of the client's;
             None takes all.
         step: a `pf.infer.step.Fixed`; without surrogates it needs `precondition=False`.
@@ -81,7 +75,6 @@ class VRFALD(AveragedLangevin):
             Gaussian sites at the clients, its name, or `Given`; None begins at draws of the prior.
         shared_noise: τ, the share of the noise that is common to all clients. The clients' own noise biases the average
             of scores that are not linear.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect beside the others.

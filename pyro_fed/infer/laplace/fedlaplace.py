@@ -186,10 +186,6 @@ class FedLaplace(GaussianAlgorithm):
     The final `local` state holds each client's Gaussian site at the mode; `shared` holds the mode (`point`) and q.
 
     Args:
-        covariance: of the approximation: "full", "diag", or "auto": full up to 100 parameters (1,000 of linear
-            predictors).
-        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians as far as
-            the covariance is full by default.
         tolerance: the run has converged when the next Newton step is shorter than this many posterior SDs,
             (d'|H|d)^(1/2).
         start: "zeros" on the unconstrained scale (or a nearby point or a draw of the prior if the density or a
@@ -198,7 +194,6 @@ class FedLaplace(GaussianAlgorithm):
         fractions: fractions of the Newton step that the line search tries; the first must be 1.
         few_rows: number of rows of all clients, approximately, whose posterior is approximated, as at the start of
             `FedEP` with few rows; None takes all rows.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect beside the others.

@@ -72,7 +72,6 @@ class P2PFinite(Tempered, OnGraph):
         gossip_tolerance: share of the agents' disagreement that a round's consensus leaves, if `gossip_steps` is None.
         tolerance: the run has converged when all rows are used, and no probability changes by more in a round or
             differs by more between two agents.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect beside the others.

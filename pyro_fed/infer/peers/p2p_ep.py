@@ -54,26 +54,15 @@ class P2PEP(PeerGaussian):
     """Expectation propagation without a server, over an arbitrary graph; it starts at the answer of `P2PVI`.
 
     Args:
-        covariance: of the beliefs: "full", "diag", or "auto": full up to 100 parameters.
-        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians as far as
-            the covariance is full by default.
         num_points: Sobol points for expectations under a belief in `P2PVI`, which comes first; even.
-        tolerance: the run has converged when in a round no agent's mean moves by more than this many SDs and no SD by
-            more than this share, and agents differ by no more.
-        damping: fraction of a site's change in a round, in (0, 1].
-        gossip_steps: consensus steps of W a round, as published; None takes the fewest that shrink disagreement by
-            `gossip_tolerance`, of a polynomial of W on a fixed graph (one, if different groups are awake in each
-            round).
         gossip_tolerance: share of the agents' disagreement that a round's consensus leaves, if `gossip_steps` is
             None; None is 0.01 here, and in `P2PVI` what that takes.
         start: where `P2PVI`, which comes first, starts: "consensus": a Laplace approximation of all data, by Newton's
             method over the graph; "local": each agent's own, with nothing exchanged, which needs more rows than
             parameters at every agent; "prior": every belief begins as the prior, or its Laplace approximation; "auto":
             "consensus", or "local" if groups of agents are awake in turn. "draw" is for beliefs as published.
-        trace: keep every agent's belief of every round (means and SDs) in the record, for `pf.plots.plot_consensus`.
         tilted_points: Sobol points of a belief for the tilted moments.
         min_effective: share of effective points below which an agent keeps its site in a round.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect beside the others.

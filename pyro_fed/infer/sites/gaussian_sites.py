@@ -54,7 +54,14 @@ PRIOR_DRAWS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianAlgorithm(Tempered):
-    """Base of algorithms whose result is a Gaussian on the unconstrained scale."""
+    """Base of algorithms whose result is a Gaussian on the unconstrained scale.
+
+    Args:
+        covariance: of the Gaussian: "full", "diag", or "auto": full up to 100 parameters; where rounds are Newton
+            steps, up to 1,000 of linear predictors.
+        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians as far as
+            the covariance is full by default.
+    """
 
     covariance: Literal["auto", "full", "diag"] = "auto"
     curvature: Literal["auto", "hessian", "fisher"] = "auto"
@@ -115,7 +122,11 @@ class GaussianAlgorithm(Tempered):
 
 @dataclass(frozen=True, kw_only=True)
 class SpreadGaussian(GaussianAlgorithm):
-    """Base of algorithms that take expectations under q."""
+    """Base of algorithms that take expectations under q.
+
+    Args:
+        num_points: Sobol points for expectations under q; even.
+    """
 
     num_points: int = 128
 

@@ -66,15 +66,6 @@ class SFVI(GuideAscent):
         num_steps: number of Adam's steps; a round has `local_steps` of them, and the first half needs no rounds if
             there are `surrogates`.
         local_steps: m; with more than one, clients move the guide's parameters, and the server takes their mean.
-        num_particles: S, draws of the guide per step.
-        bound: "elbo", or "iwae" with its S draws in one logarithm, which is tighter and makes guides wider. Its weights
-            need all clients: in rounds of some of them they are biased.
-        step_size: Adam's learning rate at the beginning, in the guide's own unconstrained units.
-        final_share: ratio of the last learning rate to the first. In the second half of the steps the rate falls
-            geometrically, and the guide's parameters are averaged.
-        num_guide_draws: number of stored draws of the fitted guide, each returned once by `run`; None stores as many
-            as the run returns, and at least 4,000.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
         surrogates: an algorithm that leaves a Gaussian, `Given`, or one of the names "fedep", "laplace" and
             "local_sgld". The guide is fitted to that Gaussian before the first round. With None it begins at its own
             start. "auto" is FedEP or FedLaplace, by the number of parameters, if they run on the model; for an
