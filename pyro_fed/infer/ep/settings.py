@@ -42,6 +42,7 @@ from pyro_fed.infer.ep.guided import GuidedFedEP, with_own_families
 from pyro_fed.infer.ep.point_sites import Averaging, PointSites
 from pyro_fed.infer.ep.step_control import StepControl
 from pyro_fed.infer.ep.steps import Optimised, StepRule, optimised_site_steps
+from pyro_fed.infer.ep.tilted import Newton
 from pyro_fed.infer.laplace.fedlaplace import WARM_TOLERANCE, FedLaplace
 from pyro_fed.infer.laplace.laplace_point import MAX_CURVATURE_FALL, mode_level
 from pyro_fed.infer.sites.gaussian_sites import (
@@ -296,6 +297,11 @@ class WarmStarted(EP):
         super().__post_init__()
         if not isinstance(self.start, Averaging):
             check_choice(self, "start", ("auto", "laplace", "mode", "prior", "fedavg", "few_rows"))
+        if self.start == "few_rows" and not isinstance(self.solver, Newton):
+            raise SettingError(
+                f"{type(self).__name__}: start='few_rows' needs client='newton', since other inferences always use all "
+                f"rows; received client={self.client!r}"
+            )
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The phase of the setting `start`: Newton's method with all clients, averaging, or fewer rows."""
@@ -306,7 +312,8 @@ class WarmStarted(EP):
             case "fedavg" | Averaging():
                 return self.point_sites()
             case "few_rows":
-                return replace(self, client=self.solver.by_few_rows(self.rows_of_earlier_run(problem)), start="auto")
+                newton = cast(Newton, self.solver)
+                return replace(self, client=replace(newton, few_rows=self.rows_of_earlier_run(problem)), start="auto")
         return FedLaplace(
             covariance=self.structure,
             curvature=self.curvature,
@@ -356,12 +363,6 @@ class WarmStarted(EP):
             sites = flat_site(problem, self.structure, num_clients).product(add_batch_axis(site))
         shared, local = self.first_states(problem, q, prior, sites)
         return shared | self._network_limits(problem, shared, start), local
-
-    def for_private_rounds(self) -> Self:
-        """This algorithm for private rounds; start="few_rows" becomes "laplace", because its rounds would add noise."""
-        changed = replace(self, start="laplace") if self.start == "few_rows" else self
-        # The next class's method, of the changed algorithm: `changed.for_private_rounds()` would be this method again.
-        return super(WarmStarted, changed).for_private_rounds()
 
     def _refuse_no_mode(self, problem: Problem, start: Start) -> None:
         """Refuse a federated Laplace approximation without a mode."""

@@ -24,8 +24,8 @@ information.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -158,10 +158,6 @@ class Newton(TiltedInference):
         check_choice(self, "begin", ("q", "mode"))
         if self.steps == 1:
             refuse_unused(self, "the only step is at q; set steps to 2 or more", "begin")
-
-    def by_few_rows(self, count: int) -> Self:
-        """This inference with `few_rows`."""
-        return replace(self, few_rows=count)
 
     @property
     def newton_steps(self) -> int:
