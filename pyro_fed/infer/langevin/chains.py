@@ -243,31 +243,28 @@ TOO_NARROW = (
 
 
 def chain_findings(
-    record: Record, problem: Problem, num_chains: int, burn_in: int, step_size: float | None
+    record: Record, problem: Problem, num_chains: int, end: str, step_size: float | None, cure: str
 ) -> list[Finding]:
-    """Warnings about chains that disagree, too few effective draws, and poor surrogates; a derived step is None."""
-    tempered, last = tempered_clients(record), record.latest
+    """Warnings about chains that disagree, too few effective draws, and poor surrogates.
+
+    `end` is when a run without draws ended; `step_size` is None if it is derived.
+    """
+    tempered, last, cures = tempered_clients(record), record.latest, [cure]
     if last.get("kept", 0) == 0:
-        end = f"the run ended within burn_in={burn_in} steps of full length"
-        return [sentences.no_draw_kept(end=end), *tempered]
+        return [sentences.no_draw_kept(end=f"the run ended {end}", cures=cures), *tempered]
     if math.isnan(last["ess"]):
         why = TOO_NARROW if step_size is None else f"a step of size={step_size:.3g} is too small for its numbers"
         still = last["kept"] >= MIN_JUDGED_DRAWS
         few = sentences.too_few_draws_of_a_chain
-        none = sentences.chains_stood_still(why=why) if still else few(draws=round(last["kept"]))
+        none = sentences.chains_stood_still(why=why) if still else few(draws=round(last["kept"]), cures=cures)
         return [none, *_hint(record, problem), *tempered]
-    notes = list[Finding]()
-    limit = r_hat_limit(num_chains)
+    notes, disagree, few = list[Finding](), sentences.chains_disagree, sentences.too_few_effective_draws
+    limit, fewest = r_hat_limit(num_chains), fewest_effective(num_chains)
     if num_chains > 1 and not last["r_hat"] <= limit:
-        notes.append(sentences.chains_disagree(chains=num_chains, r_hat=last["r_hat"], limit=f"{limit:.3g}"))
+        notes.append(disagree(chains=num_chains, r_hat=last["r_hat"], limit=f"{limit:.3g}", cures=cures))
         notes += _hint(record, problem)
-    fewest = fewest_effective(num_chains)
     if not last["ess"] >= fewest:
-        notes.append(
-            sentences.too_few_effective_draws(
-                effective=last["ess"], needed=fewest, chain_is_short=False, cures=["run more rounds"]
-            )
-        )
+        notes.append(few(effective=last["ess"], needed=fewest, cures=cures))
     return notes + tempered
 
 

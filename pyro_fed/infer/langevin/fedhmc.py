@@ -224,7 +224,8 @@ class FedHMC(Tempered):
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Warnings about chains that disagree, too few effective draws, and trajectories that diverged."""
-        notes = chain_findings(record, problem, self.num_chains, 0, None)
+        end = "before the first trajectory"
+        notes = chain_findings(record, problem, self.num_chains, end, None, "run more rounds")
         if diverged := record.latest.get("divergences"):
             notes = [sentences.trajectories_diverged(trajectories=diverged), *notes]
         return notes

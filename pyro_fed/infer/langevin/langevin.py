@@ -335,4 +335,5 @@ class Langevin(Tempered, Chains):
         return f"give a step=pf.infer.step.Fixed(size=...) below the {present} {step}, or raise batch_size"
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        return chain_findings(record, problem, self.num_chains, self.burn_in, self.rule.given_size)
+        end = f"within burn_in={self.burn_in} steps of full length"
+        return chain_findings(record, problem, self.num_chains, end, self.rule.given_size, "run more rounds")

@@ -59,8 +59,8 @@ from pyro_fed.density.derivatives import likelihood_scores, prior_scores
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.langevin.chain_diagnostics import chains_converged, fewest_effective, r_hat_limit
-from pyro_fed.infer.langevin.chains import ChainStore, Draws
+from pyro_fed.infer.langevin.chain_diagnostics import chains_converged
+from pyro_fed.infer.langevin.chains import ChainStore, Draws, chain_findings
 from pyro_fed.infer.sites.records import as_entries, entries_as
 
 if TYPE_CHECKING:
@@ -186,8 +186,19 @@ class SummedChains(Algorithm):
     def advice(self, problem: Problem, before: State) -> str:
         return f"reduce step_size below its present {float(before['step_size']):.3g}"
 
+    @property
+    def cure(self) -> str:
+        """The cure of too few draws."""
+        return "run more rounds"
+
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        return summed_chain_findings(record, self.num_chains, self.burn_in, is_private=False)
+        """Warnings about chains that disagree, too few effective draws, and steps that are too long."""
+        end, step_size = f"within burn_in={self.burn_in} rounds", self.first_step_size(problem)
+        notes = chain_findings(record, problem, self.num_chains, end, step_size, self.cure)
+        widenings = [one["widened"] for one in record.figures if one and not math.isnan(one["widened"])]
+        if widenings and not widenings[-1] <= SD_MATTERS:
+            notes.append(sentences.steps_widen_draws(factor=widenings[-1]))
+        return notes
 
 
 @dataclass(frozen=True)
@@ -322,8 +333,10 @@ class SummedLangevin(SummedChains):
             "narrowest posterior variance"
         )
 
-    def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        return summed_chain_findings(record, self.num_chains, self.burn_in, bool(self.released_noise))
+    @property
+    def cure(self) -> str:
+        """The cure of too few draws; under privacy, rounds are not free."""
+        return "raise temperature, spend more epsilon, or have more clients" if self.released_noise else super().cure
 
 
 def row_scores(problem: Problem, z: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
@@ -339,29 +352,6 @@ def row_scores(problem: Problem, z: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
 
 #: Smallest number of draws per parameter for which the autocorrelation of every direction can be estimated.
 DRAWS_PER_PARAMETER = 20
-
-
-def summed_chain_findings(record: Record, num_chains: int, burn_in: int, is_private: bool) -> list[Finding]:
-    """Warnings about too few effective draws, chains that disagree, and steps that are too long."""
-    figures = record.latest
-    if not figures.get("kept"):
-        return [sentences.no_draw_kept(end=f"the run ended within burn_in={burn_in} rounds")]
-    notes = list[Finding]()
-    fewest = fewest_effective(num_chains)
-    if not figures["ess"] >= fewest:
-        cure = "raise temperature, spend more epsilon, or have more clients" if is_private else "run more rounds"
-        notes.append(
-            sentences.too_few_effective_draws(
-                effective=figures["ess"], needed=fewest, chain_is_short=True, cures=[cure]
-            )
-        )
-    limit = r_hat_limit(num_chains)
-    if num_chains > 1 and not figures["r_hat"] <= limit:
-        notes.append(sentences.chains_disagree(r_hat=figures["r_hat"], limit=f"{limit:.4g}", cures=()))
-    widenings = [one["widened"] for one in record.figures if one and not math.isnan(one["widened"])]
-    if widenings and not widenings[-1] <= SD_MATTERS:
-        notes.append(sentences.steps_widen_draws(factor=widenings[-1]))
-    return notes
 
 
 def widening(chains: ChainStore) -> float:
