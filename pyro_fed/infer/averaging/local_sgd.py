@@ -70,8 +70,9 @@ class StepContributions(Contributions):
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
         """Clip every number of a step to the cohort's range."""
         rows = sent.own_rows
-        row_ratio = None if rows is None else relative_rows(rows.double())
-        clipped, cut = within_cohort(sent.messages["delta"], limits.pull, row_ratio)
+        deltas = sent.messages["delta"]
+        row_ratio = None if rows is None else relative_rows(rows, deltas.double())
+        clipped, cut = within_cohort(deltas, limits.pull, row_ratio)
         return BoundedMessages(shared, {**sent.messages, "delta": clipped}, {}, cut)
 
 

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.bounding import NORMAL_MEDIAN_DEVIATION, median_of, redescending, relative_rows
+from pyro_fed.algorithm.bounding import NORMAL_MEDIAN_DEVIATION, cohort_reach, redescending, relative_rows
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, LocalResult, Noise, Start
 from pyro_fed.algorithm.contributions import BoundedMessages, Contributions, SentMessages
@@ -97,14 +97,9 @@ def limited_values(
     expected = expected[:, :-1] - expected[:, nearest : nearest + 1]
     level = values[:, nearest : nearest + 1]
     departure = values - level - expected
-    row_ratio = relative_rows(values.new_ones(len(values)) if rows is None else rows.to(values))
-    departure_sd = median_of(departure.abs() / row_ratio.unsqueeze(-1), row_ratio) / NORMAL_MEDIAN_DEVIATION
-    reach = pull * row_ratio.clamp_min(1.0).sqrt().unsqueeze(-1) * departure_sd
-    median_level = level.median()
-    fits = departure.abs() <= reach
-    return median_level + expected + torch.where(fits, departure, redescending(departure, reach)), len(
-        values
-    ) * median_level
+    row_ratio, median_level = relative_rows(rows, values), level.median()
+    reach = cohort_reach(departure.abs(), pull / NORMAL_MEDIAN_DEVIATION, row_ratio, row_ratio)
+    return median_level + expected + redescending(departure, reach), len(values) * median_level
 
 
 @dataclass(frozen=True)
