@@ -82,9 +82,7 @@ class Path(NamedTuple):
 
     def back(self, proper: Callable[[Tensor], bool]) -> tuple[Tensor, Path]:
         """Another λ in place of one at which the bound has fallen, and the new record; `proper` tests a λ."""
-        pace = RADIUS_SHRINKAGE * self.pace
-        while pace > MIN_FRACTION and not proper(self.best + pace * self.onward):
-            pace = pace / 2
+        pace = proper_fraction(proper, self.best, self.onward, RADIUS_SHRINKAGE * self.pace)
         nothing = torch.full_like(self.points, torch.nan)
         return self.best + pace * self.onward, self._replace(pace=pace, points=nothing, moves=nothing)
 
@@ -100,9 +98,9 @@ class Path(NamedTuple):
         return torch.zeros_like(natural) if pace < damping else acceleration(points, moves, pace, fisher), path
 
 
-def proper_fraction(family: GuideFamily, natural: Tensor, move: Tensor, most: Tensor) -> Tensor:
+def proper_fraction(proper: Callable[[Tensor], bool], natural: Tensor, move: Tensor, most: Tensor) -> Tensor:
     """The largest of `most`, its half, its quarter, ... of a move that leaves a distribution, (); zero if none does."""
-    while most > 0 and not family.proper(natural + most * move):
+    while most > 0 and not proper(natural + most * move):
         most = most / 2 if most > MIN_FRACTION else 0 * most
     return most
 
@@ -315,7 +313,7 @@ class GuidedFedEP(GuideSites, SiteKeeping):
                 fraction = path.pace
             if not family.proper(natural + fraction * move + added):
                 added = nothing
-            fraction = proper_fraction(family, natural, move, fraction)
+            fraction = proper_fraction(family.proper, natural, move, fraction)
             new, share = natural + fraction * move + added, added / (server.num_clients + 1)
             prior = server.prior_natural + fraction * server.prior_delta + share
             server = server._replace(prior_natural=prior, fraction=fraction, added=share, reset=zero)

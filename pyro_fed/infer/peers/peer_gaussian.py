@@ -55,8 +55,8 @@ from pyro_fed.infer.sites.gaussian_sites import (
     fit_prior,
     flat_site,
     gaussian,
+    largest_move,
     moments_of,
-    moves,
     where,
 )
 from pyro_fed.infer.sites.records import as_entries
@@ -259,7 +259,7 @@ class PeerGaussian(PeerBeliefs, SpreadGaussian):
     def witness(self, before: State, after: State) -> State:
         """Each agent's own move, and its means and SDs."""
         old, (mean, sd) = (moments_of(gaussian(state)) for state in (before, after))
-        return {"moved": moves((old[0], old[1]), (mean, sd)).amax(-1), "mean": mean, "sd": sd}
+        return {"moved": largest_move(old, (mean, sd)), "mean": mean, "sd": sd}
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         return gaussian(shared).require_proper("the agents' beliefs").even_sample(num_draws, generator).transpose(0, 1)

@@ -181,14 +181,9 @@ def moments_of(q: Gaussian) -> tuple[Tensor, Tensor]:
 
 
 def largest_move(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> Tensor:
-    """Largest move of a mean in SDs, or change of a log SD, (), between two pairs of means and SDs."""
-    return moves(before, after).amax()
-
-
-def moves(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> Tensor:
-    """Moves of means in SDs of `after`, or changes of log SDs if these are larger, of the shape of the means."""
+    """Largest move of a mean in SDs of `after`, or change of a log SD, (...), of means and SDs (..., D)."""
     (old_mean, old_sd), (mean, sd) = before, after
-    return torch.maximum(((mean - old_mean) / sd).abs(), (sd / old_sd).log().abs())
+    return torch.maximum(((mean - old_mean) / sd).abs(), (sd / old_sd).log().abs()).amax(-1)
 
 
 def flat_site(problem: Problem, structure: Structure, *batch: int) -> Gaussian:

@@ -42,7 +42,7 @@ from pyro_fed.infer.ep.findings import UNSETTLED_SDS
 from pyro_fed.infer.ep.step_control import StepControl
 from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInference, site_from
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
-from pyro_fed.infer.sites.gaussian_sites import absolute, is_finite, moments_of, moves, site_of, where
+from pyro_fed.infer.sites.gaussian_sites import absolute, is_finite, largest_move, moments_of, site_of, where
 from pyro_fed.ops.backtrack import MIN_FRACTION, backtracked_step, move
 from pyro_fed.ops.batched import Moments
 from pyro_fed.ops.gaussian import Gaussian
@@ -198,7 +198,7 @@ class Newton(TiltedInference):
             start, onward = _where_keeping_factors(fell, start, q_hat), _where_keeping_factors(fell, onward, step)
             taken, moved = _steps_within_radius(start, onward, radius)
             q_hat = _where_keeping_factors(moving & (taken > 0), moved, start)
-            length = _length(start, q_hat)
+            length = largest_move(moments_of(start), moments_of(q_hat))
             rest = torch.where(
                 fell | (number == 0), torch.fmax(torch.full_like(rest, REST), self.enough * length), rest
             )
@@ -227,16 +227,11 @@ def _gain(q: Gaussian, cavity: Gaussian, moments: Moments) -> Tensor:
 
 def _steps_within_radius(q: Gaussian, step: Gaussian, radius: Tensor) -> tuple[Tensor, Gaussian]:
     """The fractions (C,) of changes, 0 if there is none, whose ends are within a radius, and these ends."""
-    taken, moved = backtracked_step(q, step)
-    while bool((far := (taken > 0) & ~(_length(q, moved) <= radius)).any()):
+    (taken, moved), old = backtracked_step(q, step), moments_of(q)
+    while bool((far := (taken > 0) & ~(largest_move(old, moments_of(moved)) <= radius)).any()):
         taken = torch.where(far, torch.where(taken < MIN_FRACTION, 0.0, taken / 2), taken)
         moved = move(q, step, taken)
     return taken, moved
-
-
-def _length(before: Gaussian, after: Gaussian) -> Tensor:
-    """The largest move of a mean in SDs or change of a log SD, (C,)."""
-    return moves(moments_of(before), moments_of(after)).amax(-1)
 
 
 def _where_keeping_factors(condition: Tensor, yes: Gaussian, no: Gaussian) -> Gaussian:
