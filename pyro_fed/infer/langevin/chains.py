@@ -7,19 +7,22 @@ buffer, and its own `kept` is the length of its part.
 from __future__ import annotations
 
 import math
-from typing import Annotated, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import NONCENTRED, Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.langevin.chain_diagnostics import fewest_effective, r_hat_limit, rhat_and_ess
+from pyro_fed.infer.langevin.chain_diagnostics import chains_converged, fewest_effective, r_hat_limit, rhat_and_ess
 from pyro_fed.infer.langevin.visits import Arrival, StepSizes, Visit
+from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.infer.surrogates.local_sgld import tempered_clients
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.memory import count_in_memory
@@ -160,6 +163,34 @@ def _growth_until_next_check(ess: float, wanted: int | None) -> float:
     least, most = FORECAST_GROWTH
     times = wanted / ess
     return DISTANT_END_GROWTH if times > DISTANT_END_FACTOR else min(max(times, least), most)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredChains(Algorithm):
+    """Chains that a server keeps, until they agree and have enough effective draws.
+
+    Args:
+        num_chains: M, chains that run at once.
+        target_ess: the run ends when the slowest coordinate has this many effective draws (all chains together)
+            and R-hat is at most 1.01 (1.025 of ten chains); None runs all rounds.
+    """
+
+    draws_are: ClassVar[str] = "chains"
+
+    num_chains: int = 4
+    target_ess: int | None = 2000
+
+    def monitor(self, before: State, after: State) -> dict[str, float]:
+        """R-hat, the largest of all coordinates, and ESS, the smallest, as last computed; and a chain's kept draws."""
+        return entries_as(ChainStore, after).figures()
+
+    def converged(self, figures: list[dict[str, float]]) -> bool | None:
+        """Whether the chains agree and have as many effective draws as wanted."""
+        last = figures[-1]
+        return chains_converged(self.num_chains, last["r_hat"], last["ess"], self.target_ess)
+
+    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
+        return entries_as(ChainStore, shared).sample(num_draws)
 
 
 def longer_burn_in(burn_in: int, factor: float, max_burn_in: int) -> int:

@@ -38,10 +38,10 @@ from pyro_fed.conventions.nested_settings import resolve
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, draw_independent_minibatches
-from pyro_fed.infer.langevin.chain_diagnostics import chains_converged
 from pyro_fed.infer.langevin.chains import (
     ChainStore,
     ServerState,
+    StoredChains,
     chain_findings,
     longer_burn_in,
     require_one_client_each,
@@ -74,17 +74,14 @@ class DerivedStep(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Langevin(Tempered, Chains):
+class Langevin(StoredChains, Tempered, Chains):
     """Chains of Langevin steps: the base of all samplers of this family.
 
     Args:
-        num_chains: M, chains that run at once.
         local_steps: T, steps of a chain in a round, a visit to a client.
         burn_in: first steps of each chain, which are not kept. With a derived step shorter than the longest, burn-in
             grows by the same factor, up to half a run by default.
         thin: one step in this many is kept.
-        target_ess: the run ends when the slowest coordinate has this many effective draws (all chains together)
-            and R-hat is at most 1.01 (1.025 of ten chains); None runs all rounds.
         batch_size: m, rows a step, weighted to all of the client's; None takes all of a client's rows.
         step: the step's size and rule: a `pf.infer.step.Derived`, or a `pf.infer.step.Fixed`.
         surrogates: the source of the Gaussians q_s: an algorithm that leaves Gaussian sites at the clients, or its
@@ -95,15 +92,12 @@ class Langevin(Tempered, Chains):
             sampler has them.
     """
 
-    draws_are: ClassVar[str] = "chains"
     #: The kinds of steps that have an effect.
     steps: ClassVar[tuple[type[Step], ...]] = (Fixed, Derived)
 
-    num_chains: int = 4
     local_steps: int = 40
     burn_in: int = 400
     thin: int = 10
-    target_ess: int | None = 2000
     batch_size: int | None = 100
     step: Step | str = Derived()
     surrogates: Surrogates = "auto"
@@ -312,18 +306,6 @@ class Langevin(Tempered, Chains):
         return visits.several_rounds(problem, arrival, client, score, data, noise, clients, at)
 
     # -- the draws ------------------------------------------------------------------------------------------
-    def monitor(self, before: State, after: State) -> dict[str, float]:
-        """R-hat, the largest of all coordinates, and ESS, the smallest."""
-        return entries_as(ChainStore, after).figures()
-
-    def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether the chains agree and have as many effective draws as wanted."""
-        last = figures[-1]
-        return chains_converged(self.num_chains, last["r_hat"], last["ess"], self.target_ess)
-
-    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        return entries_as(ChainStore, shared).sample(num_draws)
-
     def sample_stats(self, shared: State, draws: Tensor) -> dict[str, Tensor]:
         """Client visited, gradient norm (in preconditioned coordinates) and step size of each draw."""
         return entries_as(ChainStore, shared).columns(draws.shape[1])

@@ -46,7 +46,7 @@ from torch.func import vjp
 
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.combination import Combination, clip
-from pyro_fed.algorithm.contract import Algorithm, LocalResult, Noise, Start, State
+from pyro_fed.algorithm.contract import LocalResult, Noise, Start, State
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.privacy import standard_normal
 from pyro_fed.algorithm.record import Record
@@ -59,8 +59,7 @@ from pyro_fed.density.derivatives import likelihood_scores, prior_scores
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.langevin.chain_diagnostics import chains_converged
-from pyro_fed.infer.langevin.chains import ChainStore, Draws, chain_findings
+from pyro_fed.infer.langevin.chains import ChainStore, Draws, StoredChains, chain_findings
 from pyro_fed.infer.sites.records import as_entries, entries_as
 
 if TYPE_CHECKING:
@@ -81,18 +80,15 @@ class SummedState(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SummedChains(Algorithm):
+class SummedChains(StoredChains):
     """Langevin chains at the server, by the clients' scores at the chains' positions.
 
     Args:
         step_size: h; about a quarter of the narrowest posterior variance.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
-        num_chains: M.
         burn_in: first rounds that are not kept.
-        target_ess: the run ends when the slowest coordinate has this many effective draws; None runs all.
     """
 
-    draws_are: ClassVar[str] = "chains"
     #: When the step size may be left out, at the end of the error that asks for it.
     step_size_is_optional: ClassVar[str] = ""
 
@@ -171,17 +167,11 @@ class SummedChains(Algorithm):
         """R-hat and ESS as last computed, the number of stored draws, and the factor by which steps widen SDs."""
         chains = entries_as(ChainStore, after)
         judged = int(chains.judged) > int(entries_as(ChainStore, before).judged)
-        return chains.figures() | {"widened": widening(chains) if judged else math.nan}
+        return super().monitor(before, after) | {"widened": widening(chains) if judged else math.nan}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether the target number of effective draws is reached."""
-        if self.target_ess is None:
-            return None
-        last = figures[-1]
-        return chains_converged(self.num_chains, last["r_hat"], last["ess"], self.target_ess)
-
-    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        return entries_as(ChainStore, shared).sample(num_draws)
+        return None if self.target_ess is None else super().converged(figures)
 
     def advice(self, problem: Problem, before: State) -> str:
         return f"reduce step_size below its present {float(before['step_size']):.3g}"
