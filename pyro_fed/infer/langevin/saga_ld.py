@@ -31,7 +31,7 @@ from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, ClientData
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.langevin.gradients import SagaScore, Table, row_scores
+from pyro_fed.infer.langevin.gradients import SagaScore, Table, weighted_row_scores
 from pyro_fed.infer.langevin.langevin import Langevin
 from pyro_fed.infer.langevin.visits import Arrival, ClientState
 from pyro_fed.infer.sites.records import entries_as
@@ -89,7 +89,7 @@ class SAGALD(Langevin):
         arrival, client = entries_as(Arrival, shared), entries_as(ClientState, local)
         memory = _tables_of(shared)
         if not bool(client.ready.all()):
-            table = problem.mapped(row_scores, (0, BATCHES), calls=0)(arrival.position, data.full_batch())
+            table = problem.mapped(weighted_row_scores, (0, BATCHES), calls=0)(arrival.position, data.full_batch())
             memory = Table(table, table.sum(1))
         client, news = self.with_entries_of_first_visit(problem, arrival, client, data)
         score = SagaScore(client.inverse_f)

@@ -42,7 +42,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import vjp
 
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.combination import Combination, clip
@@ -60,6 +59,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.chains import ChainStore, Draws, StoredChains, chain_findings
+from pyro_fed.infer.langevin.gradients import row_scores
 from pyro_fed.infer.sites.records import as_entries, entries_as
 
 if TYPE_CHECKING:
@@ -327,17 +327,6 @@ class SummedLangevin(SummedChains):
     def cure(self) -> str:
         """The cure of too few draws; under privacy, rounds are not free."""
         return "raise temperature, spend more epsilon, or have more clients" if self.released_noise else super().cure
-
-
-def row_scores(problem: Problem, z: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
-    """Gradients of the log-likelihoods of rows (m, ...) at z (D,), (m, D), by min(m, D) backward passes."""
-    value, pull = vjp(lambda z: problem.log_parts(z, rows)[1], z)[:2]
-    if len(value) <= len(z):
-        by_row: Tensor = problem.vmap(lambda e: pull(e)[0])(torch.eye(len(value)).to(value))
-        return by_row
-    pushed = vjp(lambda v: pull(v)[0], torch.zeros_like(value))[1]  # `pull` is linear: its own pullback is the Jacobian
-    columns: Tensor = problem.vmap(lambda e: pushed(e)[0])(torch.eye(len(z)).to(z))
-    return columns.T
 
 
 #: Smallest number of draws per parameter for which the autocorrelation of every direction can be estimated.
