@@ -31,7 +31,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value
 
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import SiteKeeping
@@ -43,9 +42,9 @@ from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
-from pyro_fed.density.derivatives import in_blocks
+from pyro_fed.density.derivatives import clients_likelihood_scores_and_values, prior_scores_and_values
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.guides.gaussian_guides import is_hand_written
 from pyro_fed.guides.guide_runs import KeptDraws
@@ -57,7 +56,6 @@ from pyro_fed.infer.sites.gaussian_sites import largest_move
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.anderson import least_squares
 from pyro_fed.ops.backtrack import MIN_FRACTION
-from pyro_fed.ops.memory import count_of_densities
 
 #: Entries of the server's state that are NaN or infinite if nothing is known.
 UNKNOWN = frozenset({"points", "moves", "best_value", "bound"})
@@ -194,23 +192,14 @@ class GuideSites(KeptDraws, Algorithm):
 
     def prior_at(self, problem: Problem, draws: Draws) -> tuple[Tensor, Tensor]:
         """Scores (S, D) of log p_0 - log h at draws of q, and the mean of log p_0 - log q, (); float64."""
-        scores, values = problem.vmap(grad_and_value(problem.log_prior))(draws.z.to(problem.dtype))
+        scores, values = prior_scores_and_values(problem, draws.z.to(problem.dtype))
         return scores.double() - draws.base_score, (values.double() - draws.log_density).mean()
 
     def likelihoods(self, problem: Problem, points: Tensor, data: ClientData) -> tuple[Tensor, Tensor]:
         """Scores (C, S, D) of C clients' likelihoods at points (S, C, D), and their means over these, (C,); float64."""
-        batch = data.full_batch()
-        together = count_of_densities(len(batch.weight) * batch.width() * problem.num_nodes)
-        points = in_blocks(points.to(problem.dtype), together)
-        _, (scores, values) = problem.scan(self._scores, (), batch, points, len(points), BATCHES)
-        return scores.transpose(0, 1).flatten(1, 2).double(), values.transpose(0, 1).flatten(1).double().mean(1)
-
-    def _scores(self, problem: Problem, carry: Any, batch: Batch, points: Tensor) -> tuple[Any, Any]:
-        def log_lik(z: Tensor) -> Tensor:
-            return problem.log_lik(z, batch)
-
-        scores, values = problem.vmap(grad_and_value(log_lik))(points)
-        return carry, (scores, values)
+        points = points.transpose(0, 1).to(problem.dtype)
+        scores, values = clients_likelihood_scores_and_values(problem, points, data)
+        return scores.double(), values.mean(1)
 
 
 @explains_unknown
