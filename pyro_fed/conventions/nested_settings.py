@@ -200,6 +200,12 @@ def settings_in(hint: Any) -> type[Settings] | None:
     return next((one for one in members if isinstance(one, type) and issubclass(one, Settings)), None)
 
 
+def shared_settings(settings: Any, kind: type[Any]) -> dict[str, Any]:
+    """The values of those settings that a kind has too, with which one of that kind can be made."""
+    names = {field.name for field in dataclasses.fields(kind)}
+    return {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings) if field.name in names}
+
+
 def setting_hints(owner: type) -> dict[str, Any]:
     """The settings of a dataclass, field name to type hint."""
     hints = typing.get_type_hints(owner)

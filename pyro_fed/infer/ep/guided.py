@@ -40,7 +40,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
-from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
+from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused, shared_settings
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.derivatives import clients_likelihood_scores_and_values, prior_scores_and_values
 from pyro_fed.density.problem import Problem
@@ -381,15 +381,13 @@ def with_own_families(algorithm: Any, kind: type[GuideSites], gaussian_points: i
 
     `gaussian_points` are the points that expectations under a Gaussian take by default.
     """
-    own_fields = {field.name for field in fields(algorithm)}
-    shared = [field.name for field in fields(kind) if field.name in own_fields]
+    own = shared_settings(algorithm, kind)
     refuse_unused(
         algorithm,
         "a hand-written guide is federated by natural-gradient steps in its own families, from where it begins; "
         "leave it out, or use an automatic guide such as AutoMultivariateNormal",
-        *(name for name in own_fields if name not in shared),
+        *(field.name for field in fields(algorithm) if field.name not in own),
     )
-    own: dict[str, Any] = {name: getattr(algorithm, name) for name in shared}
     draws_a_point = kind.num_points // gaussian_points  # expectations are not of polynomials
     damping = 1.0 if own["damping"] is None else own["damping"]
     return kind(**own | {"num_points": draws_a_point * algorithm.num_points, "damping": damping})

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pyro_fed.conventions.doors import public_dir
-from pyro_fed.conventions.nested_settings import Variant, explains_unknown, refuse_unused
+from pyro_fed.conventions.nested_settings import Variant, explains_unknown, refuse_unused, shared_settings
 from pyro_fed.conventions.setting_checks import check_between, check_positive
 from pyro_fed.errors import SettingError
 
@@ -152,13 +152,7 @@ class Measured(ForVisits):
 
     def unmeasured(self) -> ForVisits:
         """The same without the measurement."""
-        return ForVisits(
-            midpoint=self.midpoint,
-            decay=self.decay,
-            decay_offset=self.decay_offset,
-            largest=self.largest,
-            visit_time=self.visit_time,
-        )
+        return ForVisits(**shared_settings(self, ForVisits))
 
 
 def check_step_fits(owner: object, step: Step, kinds: tuple[type[Step], ...]) -> None:

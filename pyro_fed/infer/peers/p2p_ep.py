@@ -26,7 +26,7 @@ site is not updated if its weights leave fewer effective points than the share `
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ from pyro_fed.algorithm.contract import Algorithm, LocalResult, Noise, State
 from pyro_fed.algorithm.record import Record
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.nested_settings import explains_unknown
+from pyro_fed.conventions.nested_settings import explains_unknown, shared_settings
 from pyro_fed.conventions.setting_checks import check_at_least, check_between
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
@@ -88,8 +88,7 @@ class P2PEP(PeerGaussian):
 
     def warm_start(self, problem: Problem) -> Algorithm:
         """`P2PVI` with the same settings, whose beliefs and sites are the start."""
-        shared = {setting.name: getattr(self, setting.name) for setting in fields(PeerGaussian)}
-        return P2PVI(**shared)
+        return P2PVI(**shared_settings(self, PeerGaussian))
 
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Compute new sites of C agents by their tilted moments."""

@@ -30,7 +30,7 @@ means over clients.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -40,7 +40,7 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.states import State
-from pyro_fed.conventions.nested_settings import explains_unknown
+from pyro_fed.conventions.nested_settings import explains_unknown, shared_settings
 from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.density.derivatives import clients_likelihood_scores
 from pyro_fed.density.problem import Problem
@@ -105,7 +105,7 @@ class SFVI(GuideAscent):
         """This algorithm, or `PointSFVI` if the guide is a point, because its result must be labelled a point."""
         if not is_kind(self.guide, AutoDelta) or isinstance(self, PointSFVI):
             return self
-        return PointSFVI(**{field.name: getattr(self, field.name) for field in fields(self)})
+        return PointSFVI(**shared_settings(self, PointSFVI))
 
     def default_rounds(self, num_clients: int) -> int:
         """The rounds for `num_steps` steps, without the steps towards the surrogates."""
