@@ -385,3 +385,10 @@ class FedLaplace(GaussianAlgorithm):
         if not record.latest.get("indefinite"):
             return []
         return [sentences.point_is_no_maximum()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PooledLaplace(FedLaplace):
+    """Newton's method on the pooled data."""
+
+    pooled: ClassVar[bool] = True

@@ -180,6 +180,15 @@ def moments_of(q: Gaussian) -> tuple[Tensor, Tensor]:
     return mean, variance.sqrt()
 
 
+def shifts_by(scores: Tensor, q: Gaussian) -> Tensor:
+    """(C e)_i / √C_ii: shifts in SDs of parameter i of Gaussians q (...), with covariance C, by scores e (..., D)."""
+    spread = q.moments()[1]
+    if not q.dense:
+        return spread.sqrt() * scores
+    moved = (spread @ scores.unsqueeze(-1)).squeeze(-1)
+    return moved / spread.diagonal(dim1=-2, dim2=-1).sqrt()
+
+
 def largest_move(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> Tensor:
     """Largest move of a mean in SDs of `after`, or change of a log SD, (...), of means and SDs (..., D)."""
     (old_mean, old_sd), (mean, sd) = before, after
@@ -304,10 +313,7 @@ class SiteContributions(Contributions, ABC):
         q, changes = self.answer(shared), self.site_changes(shared, ledger, sent)
         if not bool(q.is_proper()):
             return torch.zeros(len(changes.eta), dtype=torch.float64)
-        covariance, score = q.moments()[1], changes.score(q.mean().expand_as(changes.eta))
-        if q.dense:
-            return ((score @ covariance) * covariance.diagonal().rsqrt()).abs().amax(-1)
-        return (score * covariance.sqrt()).abs().amax(-1)
+        return shifts_by(changes.score(q.mean().expand_as(changes.eta)), q).abs().amax(-1)
 
 
 def limited_changes(

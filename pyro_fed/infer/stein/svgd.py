@@ -15,18 +15,11 @@ from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.ep.point_sites import PointSites
-from pyro_fed.infer.laplace.fedlaplace import FedLaplace
+from pyro_fed.infer.laplace.fedlaplace import FedLaplace, PooledLaplace
 from pyro_fed.infer.stein.dsvgd import DSVGD
 from pyro_fed.infer.stein.importance import AdaptiveImportance
 from pyro_fed.infer.stein.modes import Modes, Nearest, OneMode
 from pyro_fed.infer.stein.survey import Survey
-
-
-@dataclass(frozen=True, kw_only=True)
-class PooledLaplace(FedLaplace):
-    """Newton's method on the pooled data."""
-
-    pooled: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, kw_only=True)
