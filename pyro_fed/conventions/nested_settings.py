@@ -28,10 +28,11 @@ from pyro_fed.errors import SettingError
 
 #: Under which attribute an instance remembers which settings it was given.
 GIVEN = "_given_settings"
-#: The section of a docstring that describes settings, an entry of it, and the sections after it.
+#: The section of a docstring that describes settings, an entry of it, the sections after it, and the usual first one.
 ARGS = re.compile(r"^Args:\n((?:(?: {4}.*)?\n)*)", re.M)
 ENTRY = re.compile(r"^ {4}(\w+): .*\n(?:\n* {5}.*\n)*", re.M)
 LATER_SECTIONS = re.compile(r"^(?=(?:Raises|References|Example):$)", re.M)
+RAISES = "Raises:\n    SettingError: a setting out of its range, unknown, or without effect beside the others.\n"
 Owner = TypeVar("Owner")
 
 
@@ -225,7 +226,7 @@ def explains_unknown(cls: type[Owner]) -> type[Owner]:
     """Decorator of a dataclass of settings, above `dataclass`: an unknown setting is refused with the cure.
 
     A setting is described once, in the docstring of the class that has the field; `help` shows it for derived classes
-    too, unless these describe it anew.
+    too, unless these describe it anew, and the section Raises for classes without one of their own.
     """
     init: Callable[..., None] = cls.__init__
 
@@ -239,23 +240,20 @@ def explains_unknown(cls: type[Owner]) -> type[Owner]:
         init(self, *values, **settings)
 
     cls.__init__ = __init__  # type: ignore[method-assign]  # the same one, whose names are checked
-    _describe_inherited_settings(cls)
+    _complete_docstring(cls)
     return cls
 
 
-def _describe_inherited_settings(cls: type[Any]) -> None:
-    """Add what base classes say of inherited settings to the docstring's section Args, in the order of the fields."""
-    if cls.__doc__ is None:  # docstrings are off, `python -OO`
-        return
-    own, described = _described_settings(cls), dict[str, str]()
+def _complete_docstring(cls: type[Any]) -> None:
+    """Add to a docstring what bases say of settings, in the order of the fields, and the usual section Raises."""
+    described = dict[str, str]()
     for base in reversed(cls.__mro__):
         described |= _described_settings(base)
-    names = [field.name for field in dataclasses.fields(cls) if field.init and field.name in described]
-    if own.keys() >= set(names):
-        return
-    before, *after = LATER_SECTIONS.split(ARGS.sub("", inspect.cleandoc(cls.__doc__) + "\n"), maxsplit=1)
-    entries = "".join(described[name] for name in names)
-    cls.__doc__ = "\n".join([f"{before.rstrip()}\n\nArgs:\n{entries}", *after])
+    entries = [described[field.name] for field in dataclasses.fields(cls) if field.init and field.name in described]
+    before, *after = LATER_SECTIONS.split(ARGS.sub("", inspect.cleandoc(cls.__doc__ or "") + "\n"), maxsplit=1)
+    args = ["Args:\n" + "".join(entries)] if entries else []
+    raises = [] if after and after[0].startswith("Raises:") else [RAISES]
+    cls.__doc__ = "\n".join([f"{before.rstrip()}\n", *args, *raises, *after])
 
 
 def _described_settings(cls: type[Any]) -> dict[str, str]:

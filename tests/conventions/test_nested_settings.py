@@ -99,7 +99,11 @@ def test_help_shows_inherited_settings_as_the_nearest_class_describes_them():
         "    second: a list:\n\n        - of one entry.\n"
         "    third: its own.\n\nRaises:\n    SettingError: never."
     )
-    assert inspect.getdoc(explains_unknown(type("Plain", (Described,), {}))) == inspect.getdoc(Described)
+    undescribed = dataclasses.dataclass(frozen=True, kw_only=True)(type("Plain", (Described,), {"__doc__": "Plain."}))
+    assert inspect.getdoc(explains_unknown(undescribed)) == (
+        "Plain.\n\nArgs:\n    first: of the base.\n    second: a list:\n\n        - of one entry.\n\nRaises:\n"
+        "    SettingError: a setting out of its range, unknown, or without effect beside the others."
+    )
 
 
 @pytest.mark.parametrize(

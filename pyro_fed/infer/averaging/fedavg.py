@@ -41,9 +41,6 @@ class FedAvg(LocalSGD):
         server_optimiser: optimiser of the averaged step: an instance from `pf.infer.optim`, or its name for the
             defaults: "sgd", "adagrad", or "adam" (here with `betas` (0.9, 0.99)). None is plain averaging.
 
-    Raises:
-        SettingError: a setting out of its range, or unknown.
-
     References:
         McMahan et al. (2017); Reddi et al. (2020).
 

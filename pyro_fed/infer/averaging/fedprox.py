@@ -96,9 +96,6 @@ class Proximal(LocalSGD):
 class FedProx(Proximal, FedAvg):
     """Federated averaging whose clients are held near the server's point: a point and no posterior, biased.
 
-    Raises:
-        SettingError: a setting out of its range, or unknown.
-
     References:
         Li et al. (2020), Federated optimization in heterogeneous networks.
 

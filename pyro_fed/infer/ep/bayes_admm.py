@@ -58,9 +58,6 @@ class BayesADMM(Converging, WarmStarted):
         client: the clients' inference: "newton" takes ten steps; "ivon" is the default on large models.
         rho: ρ, the strength of the pull of a client towards q; the fixed point does not depend on it.
 
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
-
     References:
         Moellenhoff et al. (2025), Federated ADMM from Bayesian duality.
 

@@ -59,9 +59,6 @@ from pyro_fed.ops.gaussian import Gaussian
 class FedEP(Converging, WarmStarted, Optimising, Controlled, Guided):
     """Federated expectation propagation with Gaussian sites, accurate by default.
 
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
-
     References:
         Guo et al. (2023), Algorithms 1, 3, 4 and 5. Vehtari et al. (2020), JMLR.
 
@@ -79,9 +76,6 @@ class FedSEP(Converging, WarmStarted, Optimising, Controlled, Guided):
 
     Args:
         optimisers: of the changes, in place of fractions: a `pf.infer.Optimisers` with a server's optimiser alone.
-
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Guo et al. (2023), Section 2.2.4. Li et al. (2015), Stochastic expectation propagation.

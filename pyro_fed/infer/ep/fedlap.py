@@ -68,9 +68,6 @@ class FedLapCov(Converging, WarmStarted, Optimising, Controlled):
         client: how the clients approximate: "laplace", and on large models "ivon" with narrow draws.
         start: as of `FedEP`, "prior" by default: sites of one.
 
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
-
     References:
         Swaroop et al. (2025), Connecting federated ADMM to Bayes.
 
@@ -98,9 +95,6 @@ class FedLap(FedLapCov):
     Args:
         tolerance: the run has converged when the point is at most this many SDs of the posterior from the mode.
         client: how the clients find their modes: two steps of "laplace", and on large models "ivon" with narrow draws.
-
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Swaroop et al. (2025), Connecting federated ADMM to Bayes.

@@ -41,9 +41,6 @@ class FedPA(WarmStarted, Optimising, Controlled):
         damping: δ, in (0, 1]; 1 is plain averaging. With an optimiser, its learning rate. None takes 1 for "newton",
             and else one over the clients of the round.
 
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
-
     References:
         Al-Shedivat et al. (2021).
 
@@ -76,9 +73,6 @@ class BCM(Damped):
         client: how a client approximates its own posterior: an inference of `pf.infer.tilted`, or its name for its
             defaults.
         damping: δ, in (0, 1]; 1 is the committee machine.
-
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Tresp (2000).

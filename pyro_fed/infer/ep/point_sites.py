@@ -53,9 +53,6 @@ class Averaging(Settings):
         server_optimiser: optimiser of the averaged step, as in `FedAvg`.
         scale: α_cov, the precision that each row adds to its client's first site.
 
-    Raises:
-        SettingError: a setting out of its range, or unknown.
-
     References:
         Guo et al. (2023), Section 3.2 and Table 7.
 

@@ -77,9 +77,6 @@ class PVI(FedEP):
             more than 1000 parameters.
         order: "sequential" (one client a round, in turn) or "synchronous"; a schedule given to `run` goes before it.
 
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
-
     References:
         Bui et al. (2018), Partitioned variational inference. Ashman et al. (2022).
 
@@ -137,9 +134,6 @@ class StreamingVB(EP):
     Args:
         client: how a client minimises its free energy: `pf.infer.tilted.Newton`, `pf.infer.tilted.SVI`, or its name;
             "newton" is ten steps; "ivon" is taken on models of more than 1000 parameters if none is set.
-
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Broderick, Boyd, Wibisono, Wilson & Jordan (2013), Streaming variational Bayes.

@@ -117,9 +117,6 @@ class Optimisers(Settings):
         changes: input of the server's optimiser: the "sum" of the clients' changes, as in Algorithm 3, or their
             "mean", as in the authors' code. With "mean", the clients' optimisers receive Δ_k divided by C as well.
 
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
-
     References:
         Guo et al. (2023), Algorithm 3 and Table 7. Reddi et al. (2020).
 

@@ -49,9 +49,6 @@ class Conducive(Settings):
         alpha: exploration weight α, positive; every value is unbiased in `FSGLD`, and the paper has 1.
         trust: the gradient stops growing at √D + trust posterior SDs from the mode; None means nowhere.
 
-    Raises:
-        SettingError: a setting out of its range, or unknown.
-
     References:
         El Mekkaoui et al. (2021), Eq. (6) and (7).
 

@@ -89,9 +89,6 @@ class FALD(AveragedLangevin, ConduciveVisits):
         conducive: a `pf.infer.Conducive`: the weight and the reach of the conducive gradient; None is the plain form,
             whose clients drift apart.
 
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
-
     References:
         Deng, Zhang, Ma, Song, Zhang & Lin (2022), On convergence of federated averaging Langevin dynamics. Plassier,
         Durmus & Moulines (2023), Federated averaging Langevin dynamics.

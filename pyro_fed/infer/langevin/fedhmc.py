@@ -73,9 +73,6 @@ class FedHMC(StoredChains, Tempered):
             name, "laplace", "fedep" or "local_sgld", `Given`, or "auto": "fedep" as far as that has a full covariance
             by default, and "laplace" beyond.
 
-    Raises:
-        SettingError: a setting out of its range, or unknown.
-
     References:
         Neal (2011), MCMC using Hamiltonian dynamics, Section 5.3.2. Hoffman, Radul & Sountsov (2021), An adaptive MCMC
         scheme for setting trajectory lengths in Hamiltonian Monte Carlo.

@@ -65,9 +65,6 @@ class FSGLD(ConduciveVisits):
         sweeps: every client once in each sweep, in random order, if f_s is uniform; else clients are drawn anew for
             each visit.
 
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
-
     References:
         El Mekkaoui, Mesquita, Blomstedt & Kaski (2021), Federated stochastic gradient Langevin dynamics, Algorithm 1,
         Eq. (5)-(7).

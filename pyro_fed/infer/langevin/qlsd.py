@@ -66,9 +66,6 @@ class QLSD(SummedChains):
             better.
         memory: quantise what scores differ by from the client's usual one, as QLSD++ does; False is QLSD.
 
-    Raises:
-        SettingError: a setting out of its range, or unknown.
-
     References:
         Vono, Plassier, Durmus, Dieuleveut & Moulines (2022), QLSD: quantised Langevin stochastic dynamics for Bayesian
         federated learning.

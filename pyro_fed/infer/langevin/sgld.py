@@ -93,9 +93,6 @@ class CorrectedLangevin(Langevin):
 class SGLD(CorrectedLangevin):
     """Centralised stochastic gradient Langevin dynamics: `local_steps` steps per round on minibatches of all rows.
 
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
-
     References:
         Welling & Teh (2011), Bayesian learning via stochastic gradient Langevin dynamics; Eq. (1)-(2) of el Mekkaoui
         et al.

@@ -246,9 +246,6 @@ class SummedLangevin(SummedChains):
             does not clip.
         released_noise: s, set by the run from `pf.Private`, not by hand.
 
-    Raises:
-        SettingError: a setting out of its range, or unknown.
-
     References:
         Welling & Teh (2011). Wang, Fienberg & Smola (2015), Privacy for free.
 

@@ -76,9 +76,6 @@ class VRFALD(AveragedLangevin):
         shared_noise: τ, the share of the noise that is common to all clients. The clients' own noise biases the average
             of scores that are not linear.
 
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
-
     References:
         Plassier, Durmus & Moulines (2023), Federated averaging Langevin dynamics: toward a unified theory and new
         algorithms.

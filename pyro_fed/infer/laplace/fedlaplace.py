@@ -190,9 +190,6 @@ class FedLaplace(GaussianAlgorithm):
         few_rows: number of rows of all clients, approximately, whose posterior is approximated, as at the start of
             `FedEP` with few rows; None takes all rows.
 
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
-
     References:
         Smola, Vishwanathan & Eleazar (2003), Laplace propagation. Nocedal & Wright (2006), Numerical optimization,
         Sections 3.1 and 3.4. Dauphin et al. (2014), for |H| at saddles.

@@ -238,9 +238,6 @@ class PaperDSVGD(SiteParticles):
     Args:
         distill_steps: L', SVGD steps that distil the site.
 
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
-
     References:
         Kassab & Simeone, Algorithm 1, Eq. (13)-(17); settings from Table 3.
 

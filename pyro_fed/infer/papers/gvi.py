@@ -28,9 +28,6 @@ class GVI(Converging, Damped, Controlled):
         client: `pf.infer.tilted.Newton` or its name, the natural gradient; no other is accepted.
         damping: δ, in (0, 1]; None takes 1.
 
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
-
     References:
         Bui et al. (2018), Property 4. Khan & Nielsen (2018).
 

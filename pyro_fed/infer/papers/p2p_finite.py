@@ -74,9 +74,6 @@ class P2PFinite(Tempered, OnGraph):
         tolerance: the run has converged when all rows are used, and no probability changes by more in a round or
             differs by more between two agents.
 
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
-
     References:
         Wang et al., Peer-to-peer variational federated learning over arbitrary graphs, Eq. (4) and (6).
 

@@ -53,9 +53,6 @@ class PaperParallelDSVGD(PaperDSVGD):
         server_steps: L_s, SVGD steps at the server.
         share: share of the clients that work in a round by default, chosen at random; at least one client.
 
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
-
     References:
         Kassab & Simeone, Appendix A.5, Algorithm 5, Eq. (28)-(29).
 

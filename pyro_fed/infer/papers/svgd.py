@@ -39,9 +39,6 @@ class PaperSVGD(ParticleAlgorithm):
             nats), and `free_energy_change`, of F = KL(q ‖ p_0 p) up to a constant. Costs D passes over the kernel per
             step.
 
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
-
     References:
         Liu & Wang (2016), Stein variational gradient descent. Kassab & Simeone, Algorithm 3, Eq. (8).
 

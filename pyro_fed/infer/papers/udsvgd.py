@@ -53,9 +53,6 @@ class UDSVGD(SiteParticles):
 
     The buffer doubles when it is full, so that a compiled step is compiled anew only a few times.
 
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
-
     References:
         Kassab & Simeone, Appendix A.1, Algorithm 4, Eq. (9)-(15); settings from Table 3.
 

@@ -64,9 +64,6 @@ class P2PEP(PeerGaussian):
         tilted_points: Sobol points of a belief for the tilted moments.
         min_effective: share of effective points below which an agent keeps its site in a round.
 
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
-
     References:
         Guo et al. (2023), Federated learning as variational inference, Algorithm 1, without its server.
 

@@ -39,9 +39,6 @@ class P2PFedAvg(LocalSGD, OnGraph):
     Args:
         gossip_steps: consensus steps a round.
 
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
-
     References:
         McMahan et al. (2017), Communication-efficient learning of deep networks from decentralized data. Lian et al.
         (2017), Can decentralized algorithms outperform centralized algorithms?

@@ -114,9 +114,6 @@ class P2PVI(PeerGaussian):
         guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance; or a function whose
             global sites are exponential families, which agents mix in their natural parameters.
 
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
-
     References:
         Wang et al., Peer-to-peer variational federated learning over arbitrary graphs, Eq. (3), (4), (8).
 

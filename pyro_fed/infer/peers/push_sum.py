@@ -58,9 +58,6 @@ class P2PPushSum(PeerGaussian):
             the prior, or its Laplace approximation; "auto" is "local". Newton's method over the graph is for W whose
             rows sum to one.
 
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
-
     References:
         Kempe, Dobra & Gehrke (2003). Nedić & Olshevsky (2015). Wang et al., Eq. (3).
 

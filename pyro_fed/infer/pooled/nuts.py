@@ -153,9 +153,6 @@ class NUTS(TreeChains):
             (uniform for improper sites); or "laplace", draws of the Laplace approximation with 1.5 times its SDs.
         radius: half width of the uniform start, on the unconstrained scale; without effect with "laplace".
 
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
-
     References:
         Hoffman & Gelman (2014), The No-U-Turn Sampler, Algorithm 6. Betancourt (2017), A conceptual introduction to
         Hamiltonian Monte Carlo.

@@ -118,9 +118,6 @@ class DSVGD(ParticleAlgorithm, Indicators):
         end: criterion of the run's end, a `pf.infer.EndOfRun`; not for particles that start apart, which use all
             rounds.
 
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
-
     References:
         Kassab & Simeone, Federated generalized Bayesian learning via distributed Stein variational gradient descent,
         Algorithm 1, Eq. (11) and (14). Liu & Wang (2018), SVGD as moment matching.

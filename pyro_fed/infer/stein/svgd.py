@@ -93,9 +93,6 @@ class SVGD(DSVGD):
     Args:
         local_steps: L, SVGD steps a round; more than for `DSVGD`, as a round is a pass.
 
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
-
     References:
         Liu & Wang (2016), Stein variational gradient descent: a general purpose Bayesian inference algorithm.
 

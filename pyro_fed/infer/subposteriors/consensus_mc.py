@@ -197,9 +197,6 @@ class ConsensusMC(TreeChains):
             a walk over the product of density estimates ("nonparametric"; Neiswanger et al.).
         radius: chains start uniformly on (-radius, radius) of the unconstrained scale.
 
-    Raises:
-        SettingError: a setting out of its range, or unknown.
-
     References:
         Scott et al. (2016), Bayes and big data. Neiswanger, Wang & Xing (2014), Algorithm 1.
 

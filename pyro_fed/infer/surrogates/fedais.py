@@ -110,9 +110,6 @@ class FedAIS(Tempered):
     The record and the result's `attrs` have `pareto_k`, `effective_draws`, `accepted` (the acceptance rate of
     transitions), and, if all priors are proper, `log_evidence` log p(y) with its standard error `log_evidence_se`.
 
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
-
     References:
         Neal (2001), Annealed importance sampling. Vehtari et al. (2024), Pareto smoothed importance sampling.
 

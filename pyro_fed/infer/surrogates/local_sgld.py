@@ -77,9 +77,6 @@ class LocalSGLD(Tempered):
         step_size: h_s, the variance of the injected noise; None derives it from the client's largest curvature.
         covariance: "full", "diag", or "auto": full up to 100 parameters.
 
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
-
     References:
         El Mekkaoui et al., Federated stochastic gradient Langevin dynamics, Section 3.1.
 

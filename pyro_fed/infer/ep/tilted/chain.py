@@ -233,9 +233,6 @@ class MCMC(Chain):
         scale: α_cov: the precision is scaled to the norm of the precision of `Identity(scale=scale)`. None does not
             scale it.
 
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
-
     References:
         Guo et al. (2023), Section 2.2.2. Al-Shedivat et al. (2021), Eq. (8).
 
@@ -298,9 +295,6 @@ class Identity(Chain):
         scale: α_cov, the precision that each row adds to the site: a client of N_k rows has scale · N_k (Table 7's
             footnote: "a per-data-point scale"). None uses the mean variance of the samples as the tilted variance.
 
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
-
     References:
         Guo et al. (2023), Section 2.2.2.
 
@@ -352,9 +346,6 @@ class Fisher(Chain):
     Args:
         fisher_scale: c, factor on the Fisher information; values above 1 make the posterior narrower.
 
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
-
     References:
         Guo et al. (2023), Eq. (4).
 
@@ -386,9 +377,6 @@ class NGVI(Chain):
         fisher_samples: N_NGVI, points under q̂ at which each step computes it; even.
         fisher_decay: β_NGVI, the weight of the previous average, in [0, 1].
         fisher_scale: c, factor on the Fisher information in the message; values above 1 make the posterior narrower.
-
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Guo et al. (2023), Algorithm 5.

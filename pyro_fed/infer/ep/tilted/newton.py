@@ -63,9 +63,6 @@ class Laplace(TiltedInference):
         steps: Newton steps per round, from the mean of q.
         fractions: fractions of a Newton step that the line search tries; it takes the best, or none.
 
-    Raises:
-        SettingError: a setting out of its range, or unknown.
-
     References:
         Guo et al. (2023), Eq. (4).
 
@@ -133,9 +130,6 @@ class Newton(TiltedInference):
         few_rows: number of rows of all clients, approximately, on which steps are computed, so that q is the posterior
             given these rows; each client takes its share at equal intervals. None takes all rows. `FedEP` on a network
             of many rows starts with fewer.
-
-    Raises:
-        SettingError: a setting out of its range, or unknown.
 
     References:
         Bui et al. (2018), Partitioned variational inference, Property 4. Khan & Nielsen (2018).

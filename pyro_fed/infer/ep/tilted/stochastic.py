@@ -39,9 +39,6 @@ class SVI(GuideFit, TiltedInference):
     Args:
         step_size: initial rate of Adam, in SDs of the tilted density; it falls linearly to zero.
 
-    Raises:
-        SettingError: a setting out of its range, or unknown.
-
     References:
         Kingma & Ba (2015), Adam.
 
