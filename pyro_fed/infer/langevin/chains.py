@@ -289,13 +289,13 @@ def chain_findings(
         few = sentences.too_few_draws_of_a_chain
         none = sentences.chains_stood_still(why=why) if still else few(draws=round(last["kept"]), cures=cures)
         return [none, *_hint(record, problem), *tempered]
-    notes, disagree, few = list[Finding](), sentences.chains_disagree, sentences.too_few_effective_draws
+    notes, r_hat, ess = list[Finding](), last["r_hat"], last["ess"]
     limit, fewest = r_hat_limit(num_chains), fewest_effective(num_chains)
-    if num_chains > 1 and not last["r_hat"] <= limit:
-        notes.append(disagree(chains=num_chains, r_hat=last["r_hat"], limit=f"{limit:.3g}", cures=cures))
-        notes += _hint(record, problem)
-    if not last["ess"] >= fewest:
-        notes.append(few(effective=last["ess"], needed=fewest, cures=cures))
+    if num_chains > 1 and not r_hat <= limit:
+        disagree = sentences.chains_disagree(chains=num_chains, r_hat=r_hat, limit=f"{limit:.3g}", cures=cures)
+        notes += [disagree, *_hint(record, problem)]
+    if not ess >= fewest:
+        notes.append(sentences.too_few_effective_draws(effective=ess, needed=fewest, cures=cures))
     return notes + tempered
 
 

@@ -181,7 +181,8 @@ def _inverse(root: Tensor) -> Tensor:
     """A⁻¹, of an upper triangular A or of its diagonal."""
     if root.dim() == 1:
         return root.reciprocal()
-    return torch.linalg.solve_triangular(root, torch.eye(len(root)).to(root), upper=True)
+    inverse: Tensor = torch.linalg.solve_triangular(root, torch.eye(len(root)).to(root), upper=True)
+    return inverse
 
 
 def _times_each(values: Tensor, matrix: Tensor) -> Tensor:
