@@ -39,8 +39,9 @@ from pyro_fed.conventions.setting_checks import (
     check_positive,
     check_probabilities,
 )
+from pyro_fed.density.derivatives import clients_log_likelihoods
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import DataError, SettingError
 from pyro_fed.graph import Graph
 from pyro_fed.graph.base import require_centrality
@@ -153,7 +154,7 @@ class P2PFinite(Tempered, OnGraph):
         rows_left = data.num_rows - position
         if bool((rows_left > 0).any()):
             rows, position = Turn(position).rows(data, self.batch_size or data.row_index.shape[1])
-            log_lik = problem.mapped(_log_likelihoods, (0, BATCHES))(candidates, rows.full_batch()).double()
+            log_lik = clients_log_likelihoods(problem, candidates, rows)
             v = shared["centrality"][:, None] if self.weighting == "exact" else 1.0
             belief = belief + log_lik.nan_to_num(nan=IMPOSSIBLE, neginf=IMPOSSIBLE).clamp_min(IMPOSSIBLE) / v
         effective = 1 / torch.softmax(belief, -1).square().sum(-1)
@@ -203,8 +204,3 @@ class P2PFinite(Tempered, OnGraph):
                 sentences.candidates_miss_the_posterior(candidates=self.num_candidates, worth=float(effective.min()))
             )
         return notes
-
-
-def _log_likelihoods(problem: Problem, points: Tensor, batch: Batch) -> Tensor:
-    """Log-likelihoods of an agent's rows at the candidates: (M,)."""
-    return problem.log_lik(points, batch)

@@ -33,9 +33,9 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Noise
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice
-from pyro_fed.density.derivatives import pick_rows
+from pyro_fed.density.derivatives import clients_log_likelihoods, pick_rows
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
+from pyro_fed.density.rows.batches import Batch, ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep import ascent
 from pyro_fed.infer.ep.findings import UNSETTLED_SDS
@@ -86,25 +86,20 @@ class Laplace(TiltedInference):
         for _ in range(self.steps):
             tilted = _tilted(problem, numerics, point, inner, batch)
             metric = absolute(tilted)[0]
-            point = self._search(
-                problem, point, type(metric)(metric.precision, tilted.score(point)).mean(), inner, batch
-            )
+            step = type(metric)(metric.precision, tilted.score(point)).mean()
+            point = self._search(problem, point, step, inner, data)
         tilted = _tilted(problem, numerics, point, inner, batch)
         squared_distance = (point - tilted.mean()).square() * tilted.to_diag().precision
         newton_step = squared_distance.amax(-1).sqrt().nan_to_num(nan=torch.inf)
         return site_from(tilted if cavity.dense else tilted.to_diag(), cavity, newton_step=newton_step)
 
-    def _search(self, problem: Problem, point: Tensor, direction: Tensor, cavity: Gaussian, batch: Batch) -> Tensor:
+    def _search(self, problem: Problem, point: Tensor, direction: Tensor, cavity: Gaussian, data: ClientData) -> Tensor:
         """The best fraction of the step for each client; zero if none is better."""
         fractions = point.new_tensor((0.0, *self.fractions))
         line = point.unsqueeze(1) + fractions.unsqueeze(-1) * direction.nan_to_num().unsqueeze(1)
-        values = problem.mapped(self._values, (0, BATCHES))(line.to(problem.dtype), batch).double()
+        values = clients_log_likelihoods(problem, line.to(problem.dtype), data)
         values = (values + cavity.log_factor(line.movedim(1, 0)).movedim(0, 1)).nan_to_num(nan=-torch.inf)
         return torch.take_along_dim(line, values.argmax(1)[:, None, None], 1).squeeze(1)
-
-    def _values(self, problem: Problem, line: Tensor, batch: Batch) -> Tensor:
-        values: Tensor = problem.vmap(lambda z: problem.log_lik(z, batch))(line)
-        return values
 
 
 def _tilted(problem: Problem, numerics: Numerics, point: Tensor, cavity: Gaussian, batch: Batch) -> Gaussian:
