@@ -172,12 +172,6 @@ def conducive_gradients(sites: Gaussian, visit_shares: Tensor, anchor: Tensor, w
     )
 
 
-def likelihood_score(problem: Problem, z: Tensor, batch: Batch) -> Tensor:
-    """∇ log p(x | θ) of a batch, (D,)."""
-    score: Tensor = grad(lambda z: problem.log_lik(z, batch))(z)
-    return score
-
-
 def weighted_row_scores(problem: Problem, z: Tensor, batch: Batch) -> Tensor:
     """Gradient of each row's log-likelihood times its weight: (m, D)."""
     return batch.weight.unsqueeze(-1) * row_scores(problem, z, batch.rows)

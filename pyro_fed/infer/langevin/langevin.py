@@ -37,7 +37,7 @@ from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import resolve
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import Batch, ClientData, draw_independent_minibatches
+from pyro_fed.density.rows.batches import ClientData, draw_independent_minibatches
 from pyro_fed.infer.langevin.chains import (
     ChainStore,
     ServerState,
@@ -218,12 +218,12 @@ class Langevin(StoredChains, Tempered, Chains):
         """The clients' states after first visits, which find the longest step or check it, and new entries."""
         if bool(client.ready.all()):
             return client, {}
-        batch = data.full_batch()
-        limits = longest_step_or_error(type(self).__name__, problem, arrival, client, client.score(), batch)
-        news = {"ready": torch.ones_like(client.ready), **self.first_gradients(problem, client, batch), **limits}
+        name, batch = type(self).__name__, data.full_batch()
+        limits = longest_step_or_error(name, problem, arrival, client, client.score(), batch)
+        news = {"ready": torch.ones_like(client.ready), **self.first_gradients(problem, client, data), **limits}
         return client._replace(**news), news
 
-    def first_gradients(self, problem: Problem, client: ClientState, batch: Batch) -> State:
+    def first_gradients(self, problem: Problem, client: ClientState, data: ClientData) -> State:
         """Entries of a client's state that are computed once, from all of its rows."""
         return {}
 

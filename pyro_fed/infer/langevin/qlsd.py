@@ -33,9 +33,9 @@ from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.contract import LocalResult, Noise, Start, State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_between
-from pyro_fed.density.derivatives import likelihood_scores
+from pyro_fed.density.derivatives import clients_likelihood_scores
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, ClientData
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.langevin.summed import SummedChains, SummedState
 from pyro_fed.infer.sites.records import as_entries, entries_as
 
@@ -95,7 +95,7 @@ class QLSD(SummedChains):
 
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """The clients' quantised scores at each chain, less their memories, Eq. (1)."""
-        scores = problem.mapped(likelihood_scores, (0, BATCHES))(shared["position"], data.full_batch())
+        scores = clients_likelihood_scores(problem, shared["position"], data)
         sent = self.quantised(scores - local["memory"], noise["uniform"][0])
         return sent._asdict(), {"memory": local["memory"] + self.rate(problem.dim) * self.restored(sent)}, {}
 

@@ -22,9 +22,10 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import State
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_choice
+from pyro_fed.density.derivatives import clients_likelihood_scores
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, draw_minibatches
-from pyro_fed.infer.langevin.gradients import Score, likelihood_score
+from pyro_fed.density.rows.batches import ClientData, draw_minibatches
+from pyro_fed.infer.langevin.gradients import Score
 from pyro_fed.infer.langevin.langevin import Langevin
 from pyro_fed.infer.langevin.visits import Beginning, ClientState, PickRows
 
@@ -72,18 +73,18 @@ class CorrectedLangevin(Langevin):
             return clients
         return clients._replace(anchor_score=begin.anchor.new_zeros(len(visit_share), len(begin.anchor)))
 
-    def first_gradients(self, problem: Problem, client: ClientState, batch: Batch) -> State:
+    def first_gradients(self, problem: Problem, client: ClientState, data: ClientData) -> State:
         """The gradient of all rows at the mode."""
         if client.anchor_score is None or self.control_variate is not True:
             return {}
-        return {"anchor_score": problem.mapped(likelihood_score, (0, BATCHES), calls=0)(client.anchor, batch)}
+        return {"anchor_score": clients_likelihood_scores(problem, client.anchor.unsqueeze(1), data).squeeze(1)}
 
     def score_of_visit(self, problem: Problem, client: ClientState, position: Tensor, data: ClientData) -> Score:
         """The estimate with θ* at the mode, or at the chains' positions; with all rows there is no correction."""
         if client.anchor_score is None or self.takes_all_rows(data):
             return client.score()
         if self.control_variate == "visit":
-            score = problem.mapped(likelihood_score, (0, BATCHES))(position, data.full_batch())
+            score = clients_likelihood_scores(problem, position.unsqueeze(1), data).squeeze(1)
             return client._replace(anchor_score=score).score(position)
         return client.score(client.anchor.clone())  # a compiled step distinguishes its inputs by identity
 

@@ -40,11 +40,12 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import LocalResult, Noise, Start, State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_between
+from pyro_fed.density.derivatives import clients_likelihood_scores
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, ClientData
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.averaged import AveragedLangevin
-from pyro_fed.infer.langevin.gradients import ControlVariateScore, likelihood_score
+from pyro_fed.infer.langevin.gradients import ControlVariateScore
 from pyro_fed.infer.langevin.step import Fixed, Step
 from pyro_fed.infer.langevin.visits import Arrival, ClientState
 from pyro_fed.infer.sites.records import entries_as
@@ -140,7 +141,7 @@ class VRFALD(AveragedLangevin):
         """Take T steps of Eq. (1); the message contains the score of all rows at their start."""
         arrival, client = entries_as(Arrival, shared), entries_as(ClientState, local)
         client, new_state = self.with_entries_of_first_visit(problem, arrival, client, data)
-        score_of_all_rows = problem.mapped(likelihood_score, (0, BATCHES))(arrival.position, data.full_batch())
+        score_of_all_rows = clients_likelihood_scores(problem, arrival.position.unsqueeze(1), data).squeeze(1)
         has_reference, share = shared["has_reference"].unsqueeze(-1), 1 / client.inverse_f.unsqueeze(-1)
         anchor = torch.where(has_reference, shared["reference"], arrival.position)
         score = ControlVariateScore(

@@ -52,7 +52,7 @@ from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
-from pyro_fed.density.derivatives import likelihood_scores, prior_scores
+from pyro_fed.density.derivatives import clients_likelihood_scores, likelihood_scores, prior_scores
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, batch_of, with_batches
 from pyro_fed.infer.sites.records import entries_as
@@ -154,7 +154,7 @@ class SiteParticles(ParticleAlgorithm, Indicators):
         """The KSD of the particles from the client's tilted distribution, or the client's likelihood scores there."""
         batch, q, site = data.full_batch(), entries_as(Approximation, shared), entries_as(self.site_kind, local)
         if kind == "hip":
-            scores = problem.mapped(likelihood_scores, (0, BATCHES))(q.particles, batch)
+            scores = clients_likelihood_scores(problem, q.particles, data)
             return {"scores": scores / self.temperature}
         return {"ksd": problem.mapped(self._tilted_ksd, (0, 0, BATCHES))(q, site, batch)}
 
