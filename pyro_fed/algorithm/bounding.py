@@ -100,7 +100,7 @@ def bounded_sites(
     """
     if not bool(base.precision.isfinite().all() & base.eta.isfinite().all()):
         base = type(base)(torch.zeros_like(base.precision), torch.zeros_like(base.eta))
-    row_ratio = relative_rows(sites.eta.new_ones(len(sites.eta)) if rows is None else rows.to(sites.eta))
+    row_ratio = relative_rows(rows, sites.eta)
     q = _positive(base.product(sites.power(_weights(sites, centre, precision, row_ratio)).product_over(0)))
     bounded = _sites_within_limits(q, sites, pull, precision, row_ratio)
     step, last = 1.0, torch.zeros_like(centre)
@@ -117,8 +117,9 @@ def bounded_sites(
     return bounded._replace(widened=_sd_widening(base, sites, bounded))
 
 
-def relative_rows(rows: Tensor) -> Tensor:
-    """r (K,), the rows over the median of those that are positive, clamped to the allowed range."""
+def relative_rows(rows: Tensor | None, like: Tensor) -> Tensor:
+    """r (K,), the rows over the median of those that are positive, clamped to the allowed range; ones for None."""
+    rows = like.new_ones(len(like)) if rows is None else rows.to(like)
     some = rows[rows > 0]
     usual = some.quantile(0.5) if len(some) else rows.new_ones(())
     return (rows / usual).clamp(torch.finfo(rows.dtype).eps, MAX_ROW_RATIO)
@@ -136,6 +137,17 @@ def median_of(values: Tensor, row_ratio: Tensor) -> Tensor:
     low, high = ((weight < edge).sum(0, keepdim=True) for edge in (half - near, half + near))
     last = len(values) - 1
     return 0.5 * (ordered.gather(0, low.clamp_max(last)) + ordered.gather(0, high.clamp_max(last))).squeeze(0)
+
+
+def cohort_reach(sizes: Tensor, pull: float, row_ratio: Tensor, growth: Tensor) -> Tensor:
+    """Limits on departures of sizes (K, ...): `pull` times the cohort's usual size, and √r times that for more rows.
+
+    Sizes are compared after division by `growth` (K,): r if the departures of rows add up, √r if they are noise. A
+    limit grows only with √r, because r is what a client claims.
+    """
+    shape = (-1, *[1] * (sizes.dim() - 1))
+    usual = median_of(sizes / growth.reshape(shape), row_ratio)
+    return pull * row_ratio.clamp_min(1.0).sqrt().reshape(shape) * usual
 
 
 def redescending(away: Tensor, reach: Tensor) -> Tensor:

@@ -338,7 +338,7 @@ class Tempered(Algorithm):
     """Base of algorithms in which the likelihood of the clients' rows is raised to the power 1/α.
 
     Args:
-        temperature: α; 1 is Bayes.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
     """
 
     temperature: float = 1.0

@@ -208,24 +208,18 @@ def surrogates_tempered(clients: Sequence[str]) -> str:
 
 
 @doubt(Topic.DIAGNOSTICS)
-def no_draw_kept(end: str, cures: Cures = ("run more rounds",)) -> str:
+def no_draw_kept(end: str, cures: Cures) -> str:
     return f"no draw was kept: {end}; {cures[0]}"
 
 
 @doubt(Topic.DIAGNOSTICS)
-def too_few_effective_draws(effective: float, needed: float, chain_is_short: bool, cures: Cures) -> str:
-    short = "the chain is short, and its intervals are rough; " if chain_is_short else ""
-    return (
-        f"only {effective:.3g} effective draws of the slowest coordinate (at least {needed} are wanted): "
-        f"{short}{cures[0]}"
-    )
+def too_few_effective_draws(effective: float, needed: float, cures: Cures) -> str:
+    return f"only {effective:.3g} effective draws of the slowest coordinate (at least {needed} are wanted): {cures[0]}"
 
 
 @doubt(Topic.DIAGNOSTICS)
-def chains_disagree(r_hat: float, limit: str, chains: int | None = None, cures: Cures = ("run more rounds",)) -> str:
-    which = "the chains" if chains is None else f"the {chains} chains"
-    cure = f"; {cures[0]}" if cures else ""
-    return f"{which} disagree: R-hat is {r_hat:.4g} (at most {limit} is wanted){cure}"
+def chains_disagree(chains: int, r_hat: float, limit: str, cures: Cures) -> str:
+    return f"the {chains} chains disagree: R-hat is {r_hat:.4g} (at most {limit} is wanted); {cures[0]}"
 
 
 @doubt(Topic.DIAGNOSTICS)
@@ -234,7 +228,7 @@ def chains_stood_still(why: str) -> str:
 
 
 @doubt(Topic.DIAGNOSTICS)
-def too_few_draws_of_a_chain(draws: int, cures: Cures = ("run more rounds",)) -> str:
+def too_few_draws_of_a_chain(draws: int, cures: Cures) -> str:
     return f"only {draws} draws of a chain are kept, too few for R-hat and effective draws: {cures[0]}"
 
 

@@ -13,6 +13,7 @@ import difflib
 import functools
 import hashlib
 import inspect
+import re
 import typing
 from abc import ABC
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +28,11 @@ from pyro_fed.errors import SettingError
 
 #: Under which attribute an instance remembers which settings it was given.
 GIVEN = "_given_settings"
+#: The section of a docstring that describes settings, an entry of it, the sections after it, and the usual first one.
+ARGS = re.compile(r"^Args:\n((?:(?: {4}.*)?\n)*)", re.M)
+ENTRY = re.compile(r"^ {4}(\w+): .*\n(?:\n* {5}.*\n)*", re.M)
+LATER_SECTIONS = re.compile(r"^(?=(?:Raises|References|Example):$)", re.M)
+RAISES = "Raises:\n    SettingError: a setting out of its range, unknown, or without effect beside the others.\n"
 Owner = TypeVar("Owner")
 
 
@@ -195,6 +201,12 @@ def settings_in(hint: Any) -> type[Settings] | None:
     return next((one for one in members if isinstance(one, type) and issubclass(one, Settings)), None)
 
 
+def shared_settings(settings: Any, kind: type[Any]) -> dict[str, Any]:
+    """The values of those settings that a kind has too, with which one of that kind can be made."""
+    names = {field.name for field in dataclasses.fields(kind)}
+    return {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings) if field.name in names}
+
+
 def setting_hints(owner: type) -> dict[str, Any]:
     """The settings of a dataclass, field name to type hint."""
     hints = typing.get_type_hints(owner)
@@ -211,7 +223,11 @@ def refuse_unused(owner: Any, reason: str, *names: str) -> None:
 
 
 def explains_unknown(cls: type[Owner]) -> type[Owner]:
-    """Decorator of a dataclass of settings, above `dataclass`: an unknown setting is refused with the cure."""
+    """Decorator of a dataclass of settings, above `dataclass`: an unknown setting is refused with the cure.
+
+    A setting is described once, in the docstring of the class that has the field; `help` shows it for derived classes
+    too, unless these describe it anew, and the section Raises for classes without one of their own.
+    """
     init: Callable[..., None] = cls.__init__
 
     @functools.wraps(init)
@@ -224,7 +240,26 @@ def explains_unknown(cls: type[Owner]) -> type[Owner]:
         init(self, *values, **settings)
 
     cls.__init__ = __init__  # type: ignore[method-assign]  # the same one, whose names are checked
+    _complete_docstring(cls)
     return cls
+
+
+def _complete_docstring(cls: type[Any]) -> None:
+    """Add to a docstring what bases say of settings, in the order of the fields, and the usual section Raises."""
+    described = dict[str, str]()
+    for base in reversed(cls.__mro__):
+        described |= _described_settings(base)
+    entries = [described[field.name] for field in dataclasses.fields(cls) if field.init and field.name in described]
+    before, *after = LATER_SECTIONS.split(ARGS.sub("", inspect.cleandoc(cls.__doc__ or "") + "\n"), maxsplit=1)
+    args = ["Args:\n" + "".join(entries)] if entries else []
+    raises = [] if after and after[0].startswith("Raises:") else [RAISES]
+    cls.__doc__ = "\n".join([f"{before.rstrip()}\n", *args, *raises, *after])
+
+
+def _described_settings(cls: type[Any]) -> dict[str, str]:
+    """The entries of a class's own section Args, setting to text."""
+    section = ARGS.search(inspect.cleandoc(vars(cls).get("__doc__") or "") + "\n")
+    return {entry[1]: entry[0] for entry in ENTRY.finditer(section[1])} if section else {}
 
 
 def explicit_settings(settings: Any) -> frozenset[str]:

@@ -10,8 +10,8 @@ The "svi" of FedEP, PVI and P2PVI fits a Gaussian to a likelihood times a Gaussi
 
 with reparametrised gradients, like Pyro's `SVI` with `Trace_ELBO`, or Bayes by backprop for a network. All clients of a
 round are fitted in one compiled step. The guide begins at a Gaussian with mean m and covariance A A', so that Adam's
-rate is in its SDs. With `units` "parameters" and a diagonal A the rate of the location is in units of θ, as if Adam
-moved μ and log σ. Adam starts anew in every round.
+rate is in its SDs. With `needs_diagonal` A is diagonal, and the rate of the location is in units of θ, as if Adam moved
+μ and log σ. Adam starts anew in every round.
 
 Source: Kingma & Ba (2015), Adam; Blundell et al. (2015), *Weight uncertainty in neural networks*.
 
@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.func import grad
 
 from pyro_fed.algorithm.contract import Noise
+from pyro_fed.conventions.setting_checks import check_at_least, check_betas, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, batch_of, draw_minibatches, with_batches
 from pyro_fed.errors import SettingError
@@ -91,20 +92,42 @@ Frame = tuple[Tensor, Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class GuideFit:
-    """Settings of the fit."""
+    """The fit and its settings; base of the classes named SVI.
 
-    steps: int  # Adam's steps per round
-    step_size: float  # Adam's rate, in `units`
-    samples: int  # draws of the guide per step
-    batch_size: int | None  # rows per step, weighted to represent all of the client's; None takes all
-    adam: tuple[float, float, float] = (0.9, 0.999, 1e-8)  # β_1, β_2 and ε of Kingma & Ba
-    falling: bool = False  # whether the rate falls linearly to zero
-    #: Units of the rate: SDs of the initial Gaussian, or those of the parameters if the Gaussian is diagonal.
-    units: Literal["sds", "parameters"] = "sds"
+    Args:
+        steps: Adam steps per round.
+        step_size: initial rate of Adam, in SDs of the Gaussian at which the guide begins; it falls linearly to zero.
+        num_samples: draws of the guide per step.
+        batch_size: rows per step, weighted to all of the client's; None takes all.
+        betas: β_1 and β_2 of Adam, each in [0, 1).
+        eps: ε of Adam.
+    """
+
+    steps: int = 300
+    step_size: float = 0.03
+    num_samples: int = 8
+    batch_size: int | None = None
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "steps", "num_samples")
+        check_at_least(self, 1, "batch_size", allow_none=True)
+        check_positive(self, "step_size", "eps")
+        check_betas(self)
+
+    @property
+    def needs_diagonal(self) -> bool:
+        """Whether the location's rate is in the parameters' own units, which needs a diagonal Gaussian."""
+        return False
+
+    def rate(self, count: Tensor) -> Tensor | float:
+        """Adam's rate in the step of this number, which begins at one."""
+        return self.step_size * (1 - (count - 1) / self.steps)
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
         """Draws of z, the step's number (for Adam's bias correction) and minibatches."""
-        z = torch.randn(self.steps, self.samples, problem.dim, generator=generator, dtype=torch.float64)
+        z = torch.randn(self.steps, self.num_samples, problem.dim, generator=generator, dtype=torch.float64)
         count = torch.arange(1, self.steps + 1, dtype=torch.float64)
         if self.batch_size is None:
             return z, count, ()
@@ -144,13 +167,12 @@ class GuideFit:
             return negative_elbo(problem, guide, frame, batch, draws)
 
         slope = grad(objective)(guide)
-        b1, b2, eps = self.adam
-        rate = pace * (self.step_size * (1 - (count - 1) / self.steps) if self.falling else self.step_size)
+        (b1, b2), rate = self.betas, pace * self.rate(count)
         first = tuple(b1 * m + (1 - b1) * g for m, g in zip(first, slope, strict=True))
         second = tuple(b2 * v + (1 - b2) * g.square() for v, g in zip(second, slope, strict=True))
-        rates = (rate / frame[2] if self.units == "parameters" else rate, rate)
+        rates = (rate / frame[2] if self.needs_diagonal else rate, rate)
         guide = tuple(
-            part - rate_of_part * (m / (1 - b1**count)) / ((v / (1 - b2**count)).sqrt() + eps)
+            part - rate_of_part * (m / (1 - b1**count)) / ((v / (1 - b2**count)).sqrt() + self.eps)
             for part, m, v, rate_of_part in zip(guide, first, second, rates, strict=True)
         )
         return (guide, first, second), ()

@@ -114,7 +114,8 @@ class KeptDraws:
     """An algorithm that stores draws of its guide in its state, `draws` (S, D), or (A, S, D) of agents.
 
     Args:
-        num_guide_draws: S; None stores as many as the run returns, and at least `DEFAULT_KEPT_DRAWS`.
+        num_guide_draws: number of stored draws of the fitted guide, each returned once by `run`; None stores as many
+            as the run returns, and at least 4,000.
     """
 
     num_guide_draws: int | None = None

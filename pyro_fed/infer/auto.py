@@ -57,9 +57,6 @@ class Auto(Plan):
         aim_sd_factor: desired factor by which an SD may be off.
         refine: largest number of stages that are tried for a missed aim; 0: none.
 
-    Raises:
-        SettingError: a setting out of its range, or unknown.
-
     References:
         The plan is this package's own; its stages cite their sources. Yao, Vehtari, Simpson & Gelman (2018), *Yes, but
         did it work?*, also judge an approximation before they try another method.

@@ -61,6 +61,8 @@ def start_of(case: Case) -> Decision | None:
     if algorithm.start in ("auto", "laplace") and traits.improper:
         why = "are improper: only Newton's method run to its end shows whether there is a mode"
         return Decision("mode", f"the priors of {sorted(traits.improper)} {why}")
+    if algorithm.start == "few_rows" and case.setup.private:
+        return Decision("laplace", "each round by a part of the rows would add privacy noise")
     if algorithm.start != "auto":
         return None
     if not full_by_default(case):

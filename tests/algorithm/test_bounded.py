@@ -375,7 +375,8 @@ def test_medians_weigh_clients_by_their_rows_up_to_the_median_clients():
     values = torch.tensor([5.0, 1.0, 3.0, 2.0], dtype=torch.float64)
     assert float(median_of(values, torch.ones(4).double())) == 2.5
     assert float(median_of(values, torch.tensor([1e-3, 1.0, 10.0, 1.0]).double())) == 2.0
-    share = relative_rows(torch.tensor([0.0, 20.0, 40.0, 60.0, 1e6]).double())
+    rows = torch.tensor([0.0, 20.0, 40.0, 60.0, 1e6]).double()
+    share = relative_rows(rows, rows)
     assert share.tolist() == pytest.approx([0.0, 0.4, 0.8, 1.2, 10.0])
 
 

@@ -68,7 +68,7 @@ def test_where_figures_and_cures_are_told_apart():
 
 def test_a_figure_that_is_missing_is_an_error_where_the_finding_is_made():
     with pytest.raises(TypeError, match="limit"):
-        sentences.chains_disagree(r_hat=1.1)
+        sentences.chains_disagree(chains=4, r_hat=1.1, cures=[])
 
 
 def test_json_has_all_of_a_finding_and_numbers_that_are_not_finite():

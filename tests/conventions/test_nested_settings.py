@@ -11,6 +11,7 @@ import pyro_fed as pf
 from pyro_fed.conventions.nested_settings import (
     all_settings,
     changed_settings,
+    explains_unknown,
     explicit_settings,
     settings_in,
     settings_line,
@@ -58,6 +59,51 @@ def test_nested_settings_are_documented(kind):
     documented = inspect.getdoc(kind)
     assert all(f"\n    {field.name}: " in documented for field in dataclasses.fields(kind))
     assert "Example:" in documented
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Described:
+    """A base.
+
+    Args:
+        first: of the base.
+        second: a list:
+
+            - of one entry.
+    """
+
+    first: int = 1
+    second: int = 2
+
+
+@explains_unknown
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Derived(Described):
+    """Derived.
+
+    Args:
+        third: its own.
+        first: said anew,
+            in two lines.
+
+    Raises:
+        SettingError: never.
+    """
+
+    third: int = 3
+
+
+def test_help_shows_inherited_settings_as_the_nearest_class_describes_them():
+    assert inspect.getdoc(Derived) == (
+        "Derived.\n\nArgs:\n    first: said anew,\n        in two lines.\n"
+        "    second: a list:\n\n        - of one entry.\n"
+        "    third: its own.\n\nRaises:\n    SettingError: never."
+    )
+    undescribed = dataclasses.dataclass(frozen=True, kw_only=True)(type("Plain", (Described,), {"__doc__": "Plain."}))
+    assert inspect.getdoc(explains_unknown(undescribed)) == (
+        "Plain.\n\nArgs:\n    first: of the base.\n    second: a list:\n\n        - of one entry.\n\nRaises:\n"
+        "    SettingError: a setting out of its range, unknown, or without effect beside the others."
+    )
 
 
 @pytest.mark.parametrize(

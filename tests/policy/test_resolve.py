@@ -138,7 +138,7 @@ def test_a_private_run_has_no_rounds_by_fewer_rows():
     private = pf.Private(norm=1.0, noise_multiplier=1.0)
     assert resolve(pf.FedEP(), traits).algorithm.start == "few_rows"
     assert resolve(pf.FedEP(), traits, Setup(combination=private)).algorithm.start == "laplace"
-    assert resolve(pf.FedEP(), traits).algorithm.contributions().form_for(private).start == "laplace"
+    assert resolve(pf.FedEP(start="few_rows"), traits, Setup(combination=private)).algorithm.start == "laplace"
 
 
 def test_groups_that_take_turns_and_bounds_change_where_agents_begin():

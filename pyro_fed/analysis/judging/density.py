@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from pyro_fed.density.compiling.process import compile_problem
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import DivergenceError
 from pyro_fed.federation.federation import Federation
-from pyro_fed.infer.laplace.fedlaplace import FedLaplace
+from pyro_fed.infer.laplace.fedlaplace import PooledLaplace
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.ops.arviz_versions import group_of
 from pyro_fed.ops.entries import evenly
@@ -115,13 +114,6 @@ def thin_posterior(idata: InferenceData, count: int) -> dict[str, xr.Dataset]:
     posterior = group_of(idata, "posterior")
     each = max(2, count // posterior.sizes["chain"])
     return {"posterior": posterior.isel(draw=evenly(posterior.sizes["draw"], each).numpy())}
-
-
-@dataclass(frozen=True, kw_only=True)
-class PooledLaplace(FedLaplace):
-    """`FedLaplace` with a single client, which holds all rows: Newton's method on the pooled posterior."""
-
-    pooled: ClassVar[bool] = True
 
 
 def laplace_sds(federation: Federation) -> Tensor | None:

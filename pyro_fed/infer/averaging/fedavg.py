@@ -37,20 +37,9 @@ class FedAvg(LocalSGD):
     """Federated averaging: averages of the clients' SGD iterates, a point and no posterior.
 
     Args:
-        chain_steps: L, SGD steps per round, or epochs, see `unit`.
-        step_size: SGD's step size, on the log-likelihood per row; steps on all rows are at most as long as the
-            curvature allows.
-        momentum: SGD's momentum.
-        batch_size: rows per step; None takes all.
-        unit: unit of `chain_steps`: "steps", or "epochs". In an epoch a client takes every row once, in minibatches
-            of `batch_size`, so that clients of any size make equally many passes over their rows.
-        prior: whether to add the client's share of the log prior.
         damping: δ, the server's learning rate.
         server_optimiser: optimiser of the averaged step: an instance from `pf.infer.optim`, or its name for the
             defaults: "sgd", "adagrad", or "adam" (here with `betas` (0.9, 0.99)). None is plain averaging.
-
-    Raises:
-        SettingError: a setting out of its range, or unknown.
 
     References:
         McMahan et al. (2017); Reddi et al. (2020).

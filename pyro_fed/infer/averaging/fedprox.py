@@ -58,7 +58,11 @@ class HeldObjective(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Proximal(LocalSGD):
-    """Base of algorithms whose clients are held near the server's point."""
+    """Base of algorithms whose clients are held near the server's point.
+
+    Args:
+        proximal: μ, on the scale of the log-likelihood per row.
+    """
 
     prior: bool = True
     proximal: float = 0.1
@@ -92,20 +96,6 @@ class Proximal(LocalSGD):
 class FedProx(Proximal, FedAvg):
     """Federated averaging whose clients are held near the server's point: a point and no posterior, biased.
 
-    Args:
-        chain_steps: L, SGD steps a round, or epochs, see `unit`.
-        step_size: of SGD, on the log-likelihood a row.
-        momentum: of SGD.
-        batch_size: rows a step; None takes all.
-        unit: the unit of `chain_steps`: "steps" or "epochs".
-        prior: whether to add the client's share of the log prior.
-        damping: δ, the server's learning rate.
-        server_optimiser: optimiser of the averaged step, as in `FedAvg`.
-        proximal: μ, on the scale of the log-likelihood per row.
-
-    Raises:
-        SettingError: a setting out of its range, or unknown.
-
     References:
         Li et al. (2020), Federated optimization in heterogeneous networks.
 
@@ -129,13 +119,7 @@ class FedDyn(Proximal):
     """Federated averaging that learns each client's pull: the mode, a point and no posterior.
 
     Args:
-        chain_steps: L, SGD steps a round, or epochs, see `unit`.
-        step_size: of SGD, on the log-likelihood a row.
-        momentum: of SGD.
-        batch_size: rows a step; None takes all.
-        unit: the unit of `chain_steps`: "steps" or "epochs".
         prior: whether to add the log prior, in equal shares of all clients.
-        proximal: μ, on the scale of the log-likelihood per row.
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect.

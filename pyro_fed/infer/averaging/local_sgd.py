@@ -70,8 +70,9 @@ class StepContributions(Contributions):
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
         """Clip every number of a step to the cohort's range."""
         rows = sent.own_rows
-        row_ratio = None if rows is None else relative_rows(rows.double())
-        clipped, cut = within_cohort(sent.messages["delta"], limits.pull, row_ratio)
+        deltas = sent.messages["delta"]
+        row_ratio = None if rows is None else relative_rows(rows, deltas.double())
+        clipped, cut = within_cohort(deltas, limits.pull, row_ratio)
         return BoundedMessages(shared, {**sent.messages, "delta": clipped}, {}, cut)
 
 
@@ -92,7 +93,18 @@ class Objective(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSGD(Algorithm):
-    """Base of algorithms whose clients take SGD steps from the server's point."""
+    """Base of algorithms whose clients take SGD steps from the server's point.
+
+    Args:
+        chain_steps: L, SGD steps per round, or epochs, see `unit`.
+        step_size: SGD's step size, on the log-likelihood per row; steps on all rows are at most as long as the
+            curvature allows.
+        momentum: SGD's momentum.
+        batch_size: rows per step; None takes all.
+        unit: unit of `chain_steps`: "steps", or "epochs". In an epoch a client takes every row once, in minibatches
+            of `batch_size`, so that clients of any size make equally many passes over their rows.
+        prior: whether to add the client's share of the log prior.
+    """
 
     draws_are: ClassVar[str] = "point"
     additive: ClassVar[bool] = True

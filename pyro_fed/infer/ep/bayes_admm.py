@@ -55,19 +55,8 @@ class BayesADMM(Converging, WarmStarted):
     """Bayesian ADMM: sites are the duals, and the server also averages the clients' Gaussians.
 
     Args:
-        covariance: of q: "full", "diag", or "auto": full up to 100 parameters (1,000 of linear predictors).
-        curvature: of the likelihoods, as of `FedEP`.
-        num_points: Sobol points for expectations under q; even.
-        tolerance: the run has converged when no mean moves by more than this many SDs in a round, and no SD by
-            more than this share.
-        guide: an automatic Gaussian guide of Pyro, as of `FedEP`.
         client: the clients' inference: "newton" takes ten steps; "ivon" is the default on large models.
-        start: as of `FedEP`.
         rho: ρ, the strength of the pull of a client towards q; the fixed point does not depend on it.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
-
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Moellenhoff et al. (2025), Federated ADMM from Bayesian duality.

@@ -81,7 +81,7 @@ class EPContributions(SiteContributions):
                 f"{type(self.algorithm).__name__}: with an optimiser, the share of each round's noise in the result "
                 "is unknown, so that the SDs cannot account for it: remove `optimisers`"
             )
-        return self.algorithm.for_private_rounds()
+        return self.algorithm.controlled_by(self.algorithm.control.without_acceleration())
 
     def noise_left(self, rounds: list[NoisyRound], num_clients: int) -> tuple[Any, float]:
         """√v, the SD of the accumulated noise, in units of the unrestricted step δ."""

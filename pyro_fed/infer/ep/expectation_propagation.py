@@ -60,7 +60,6 @@ from pyro_fed.infer.sites.gaussian_sites import (
     at_mean,
     drop_batch_axis,
     fit_prior,
-    flat_like,
     flat_site,
     gaussian,
     is_finite,
@@ -81,7 +80,14 @@ ROUNDING_SHARE = torch.finfo(torch.float32).eps ** 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class EP(SpreadGaussian, SiteKeeping):
-    """The rounds of expectation propagation; a public algorithm sets the clients' inference and the step rule."""
+    """The rounds of expectation propagation; a public algorithm sets the clients' inference and the step rule.
+
+    Args:
+        guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance.
+        client: how the clients approximate their tilted distributions: a `pf.infer.tilted` inference with its settings,
+            or its name for their defaults: "newton", "laplace", "fisher" (L), "mcmc" (M), "identity" (I), "ngvi" (V),
+            "svi", "ivon". On models of more than 1000 parameters "ivon" is taken if none is set.
+    """
 
     #: The server returns what it clips from a message, and `settle` corrects the site by it.
     corrected: ClassVar[bool] = True
@@ -245,25 +251,10 @@ class EP(SpreadGaussian, SiteKeeping):
 
     def first_states(self, problem: Problem, q: Gaussian, prior: Gaussian, sites: Gaussian) -> tuple[State, State]:
         """The server's and the clients' states for q = t_0 Π_k t_k, with `prior` t_0 and `sites` t_k (K,)."""
-        num_clients, flat = len(sites.eta), flat_like(q)
-        one = torch.ones((), dtype=torch.float64, device=q.eta.device)
-        zero = torch.zeros_like(one)
         # The bound needs E_q[log p_0] in every round, even if t_0 does not change.
         skips_prior = not self.bound_is_known and prior_never_changes(self, problem, q, prior)
-        server = Server(
-            q=q,
-            prior=prior,
-            prior_change=flat,
-            prior_value=zero,
-            skips_prior=torch.tensor(skips_prior),
-            num_clients=torch.tensor(num_clients),
-            fractions=one.expand(num_clients).clone(),
-            added=flat,
-            reset=zero,
-            cut=zero,
-            memory=self.step_rule(num_clients).memory(q),
-        )
-        return as_entries(server), self.client_state(sites)
+        memory = self.step_rule(len(sites.eta)).memory(q)
+        return as_entries(Server.begin(q, prior, skips_prior, len(sites.eta), memory)), self.client_state(sites)
 
     def client_state(self, sites: Gaussian) -> State:
         """The states of the clients, (K, ...): their sites."""
@@ -332,10 +323,6 @@ class EP(SpreadGaussian, SiteKeeping):
     def clippable_part(self, messages: State) -> State:
         """η and Λ, without expected log-likelihoods, which would let a single client reject a step."""
         return without_value(messages)
-
-    def for_private_rounds(self) -> Self:
-        """This algorithm without acceleration, which would amplify the noise of private rounds."""
-        return self.controlled_by(self.control.without_acceleration())
 
     def controlled_by(self, control: StepControl) -> Self:
         """This algorithm with another control of Newton steps, if it has such a setting (see `Controlled`)."""

@@ -59,38 +59,6 @@ from pyro_fed.ops.gaussian import Gaussian
 class FedEP(Converging, WarmStarted, Optimising, Controlled, Guided):
     """Federated expectation propagation with Gaussian sites, accurate by default.
 
-    Args:
-        covariance: of q: "full", "diag", or "auto": full up to 100 parameters (1,000 of linear predictors).
-        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians as far as
-            the covariance is full by default.
-        num_points: Sobol points for expectations under q; even. A hand-written guide takes eight draws a point.
-        tolerance: the run has converged when no mean has more than this many SDs left to go, and no SD more than this
-            share. What is left is taken to be the round's move divided by δ.
-        guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance; or a function whose
-            global sites are exponential families, which is federated in their natural parameters.
-        client: how the clients approximate their tilted distributions: a `pf.infer.tilted` inference with its settings,
-            or its name for their defaults: "newton", "laplace", "fisher" (L), "mcmc" (M), "identity" (I), "ngvi" (V),
-            "svi", "ivon". On models of more than 1000 parameters "ivon" is taken if none is set.
-        start: the first q. "auto" takes the first of these that applies:
-
-            - "fedavg": diagonal sites at the point that 40 rounds by Adam find (100 of a network of at most 1000
-              parameters that does not classify); on large models, on which "ivon" is taken.
-            - "mode": as "laplace", to the end of Newton's method; under improper priors, also in place of "laplace".
-            - "prior": the Gaussian nearest to the prior; for more than 100 parameters (1,000 of linear predictors), or
-              if scores jump, as those of a quantile regression or a lasso: their curvatures say nothing.
-            - "few_rows": the q of rounds by a quarter of the rows; for networks of many rows.
-            - "laplace": the federated Laplace approximation, with all clients; otherwise.
-            - a `pf.infer.Averaging`: as "fedavg", in the published form; never by "auto".
-        damping: δ, in (0, 1]; with an optimiser, its learning rate. None takes 1 for "newton", and else one over the
-            clients of the round: q is then the geometric mean of their tilted distributions, so that the clients' noise
-            averages out.
-        step_control: how Newton steps are accelerated and held back.
-        optimisers: of the changes, in place of fractions: a `pf.infer.Optimisers`, whose learning rate is `damping`.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
-
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
-
     References:
         Guo et al. (2023), Algorithms 1, 3, 4 and 5. Vehtari et al. (2020), JMLR.
 
@@ -107,30 +75,7 @@ class FedSEP(Converging, WarmStarted, Optimising, Controlled, Guided):
     """Stochastic expectation propagation: FedEP whose clients keep no state.
 
     Args:
-        covariance: of q: "full", "diag", or "auto": full up to 100 parameters (1,000 of linear predictors).
-        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians as far as
-            the covariance is full by default.
-        num_points: Sobol points for expectations under q; even. A hand-written guide takes eight draws a point.
-        tolerance: the run has converged when no mean has more than this many SDs left to go, and no SD more than this
-            share. What is left is taken to be the round's move divided by δ.
-        guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance; or a function whose
-            global sites are exponential families, which is federated in their natural parameters.
-        client: how the clients approximate their tilted distributions: a `pf.infer.tilted` inference with its settings,
-            or its name for their defaults: "newton", "laplace", "fisher" (L), "mcmc" (M), "identity" (I), "ngvi" (V),
-            "svi", "ivon". On models of more than 1000 parameters "ivon" is taken if none is set.
-        start: "laplace" (federated, with all clients), "mode" (the same, to the end of Newton's method), "prior",
-            "fedavg" (diagonal sites at the point that averaging finds, which is taken on large models), a
-            `pf.infer.Averaging` (the same as published), or "auto": the prior if it is proper and there are more than
-            100 parameters.
-        damping: δ, in (0, 1]; with an optimiser, its learning rate. None takes 1 for "newton", and else one over the
-            clients of the round: q is then the geometric mean of their approximations q̂_k, so that their noise
-            averages out.
-        step_control: how Newton steps are accelerated and held back.
         optimisers: of the changes, in place of fractions: a `pf.infer.Optimisers` with a server's optimiser alone.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
-
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Guo et al. (2023), Section 2.2.4. Li et al. (2015), Stochastic expectation propagation.

@@ -65,20 +65,8 @@ class FedLapCov(Converging, WarmStarted, Optimising, Controlled):
     """FedLap with covariances: partitioned variational inference by a Laplace approximation at each client.
 
     Args:
-        covariance: of q: "full", "diag", or "auto": full up to 100 parameters.
-        curvature: of the likelihoods, as of `FedEP`.
-        num_points: Sobol points of a client that takes expectations; even.
-        tolerance: the run has converged when no mean has more than this many SDs to go, and no SD more than this share.
-        guide: an automatic Gaussian guide of Pyro, as of `FedEP`.
         client: how the clients approximate: "laplace", and on large models "ivon" with narrow draws.
         start: as of `FedEP`, "prior" by default: sites of one.
-        damping: δ, in (0, 1]; None takes one over the clients of the round.
-        step_control: of client="newton" alone, as of `FedEP`.
-        optimisers: as of `FedEP`.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
-
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Swaroop et al. (2025), Connecting federated ADMM to Bayes.
@@ -105,20 +93,8 @@ class FedLap(FedLapCov):
     """FedLap: ADMM whose penalty is the prior's precision; it finds the mode, not a posterior.
 
     Args:
-        covariance: of q: "full", "diag", or "auto": full up to 100 parameters.
-        curvature: of the likelihoods, as of `FedEP`.
-        num_points: Sobol points of a client that takes expectations; even.
         tolerance: the run has converged when the point is at most this many SDs of the posterior from the mode.
-        guide: an automatic Gaussian guide of Pyro, as of `FedEP`.
         client: how the clients find their modes: two steps of "laplace", and on large models "ivon" with narrow draws.
-        start: as of `FedEP`, "prior" by default: sites of one.
-        damping: δ, in (0, 1]; None takes one over the clients of the round.
-        step_control: of client="newton" alone, as of `FedEP`.
-        optimisers: as of `FedEP`.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
-
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Swaroop et al. (2025), Connecting federated ADMM to Bayes.

@@ -34,23 +34,12 @@ class FedPA(WarmStarted, Optimising, Controlled):
     """Federated posterior averaging: the product of Gaussians fitted to the clients' likelihoods.
 
     Args:
-        covariance: of q: "full", "diag", or "auto": full up to 100 parameters.
-        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians as far as
-            the covariance is full by default.
-        num_points: Sobol points for expectations under q; even.
-        guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance.
         client: how a client approximates its own likelihood: `pf.infer.tilted.MCMC` (with shrinkage, as published),
             `pf.infer.tilted.Laplace`, or another inference of `pf.infer.tilted`, or its name for its defaults.
         start: where the clients' chains and searches start: "laplace" (federated, with all clients), "prior", or
             "auto": the prior if it is proper and there are more than 100 parameters.
         damping: δ, in (0, 1]; 1 is plain averaging. With an optimiser, its learning rate. None takes 1 for "newton",
             and else one over the clients of the round.
-        step_control: how Newton steps are accelerated and held back.
-        optimisers: of the changes, in place of fractions: a `pf.infer.Optimisers`, whose learning rate is `damping`.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
-
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Al-Shedivat et al. (2021).
@@ -81,18 +70,9 @@ class BCM(Damped):
     """The Bayesian committee machine: one round, each client with the whole prior.
 
     Args:
-        covariance: of q: "full", "diag", or "auto": full up to 100 parameters.
-        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians as far as
-            the covariance is full by default.
-        num_points: Sobol points for expectations under q; even.
-        guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance.
         client: how a client approximates its own posterior: an inference of `pf.infer.tilted`, or its name for its
             defaults.
         damping: δ, in (0, 1]; 1 is the committee machine.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
-
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Tresp (2000).

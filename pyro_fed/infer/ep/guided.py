@@ -31,7 +31,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value
 
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import SiteKeeping
@@ -41,11 +40,11 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
-from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
+from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused, shared_settings
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
-from pyro_fed.density.derivatives import in_blocks
+from pyro_fed.density.derivatives import clients_likelihood_scores_and_values, prior_scores_and_values
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.guides.gaussian_guides import is_hand_written
 from pyro_fed.guides.guide_runs import KeptDraws
@@ -57,7 +56,6 @@ from pyro_fed.infer.sites.gaussian_sites import largest_move
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.anderson import least_squares
 from pyro_fed.ops.backtrack import MIN_FRACTION
-from pyro_fed.ops.memory import count_of_densities
 
 #: Entries of the server's state that are NaN or infinite if nothing is known.
 UNKNOWN = frozenset({"points", "moves", "best_value", "bound"})
@@ -82,9 +80,7 @@ class Path(NamedTuple):
 
     def back(self, proper: Callable[[Tensor], bool]) -> tuple[Tensor, Path]:
         """Another λ in place of one at which the bound has fallen, and the new record; `proper` tests a λ."""
-        pace = RADIUS_SHRINKAGE * self.pace
-        while pace > MIN_FRACTION and not proper(self.best + pace * self.onward):
-            pace = pace / 2
+        pace = proper_fraction(proper, self.best, self.onward, RADIUS_SHRINKAGE * self.pace)
         nothing = torch.full_like(self.points, torch.nan)
         return self.best + pace * self.onward, self._replace(pace=pace, points=nothing, moves=nothing)
 
@@ -100,9 +96,9 @@ class Path(NamedTuple):
         return torch.zeros_like(natural) if pace < damping else acceleration(points, moves, pace, fisher), path
 
 
-def proper_fraction(family: GuideFamily, natural: Tensor, move: Tensor, most: Tensor) -> Tensor:
+def proper_fraction(proper: Callable[[Tensor], bool], natural: Tensor, move: Tensor, most: Tensor) -> Tensor:
     """The largest of `most`, its half, its quarter, ... of a move that leaves a distribution, (); zero if none does."""
-    while most > 0 and not family.proper(natural + most * move):
+    while most > 0 and not proper(natural + most * move):
         most = most / 2 if most > MIN_FRACTION else 0 * most
     return most
 
@@ -196,23 +192,14 @@ class GuideSites(KeptDraws, Algorithm):
 
     def prior_at(self, problem: Problem, draws: Draws) -> tuple[Tensor, Tensor]:
         """Scores (S, D) of log p_0 - log h at draws of q, and the mean of log p_0 - log q, (); float64."""
-        scores, values = problem.vmap(grad_and_value(problem.log_prior))(draws.z.to(problem.dtype))
+        scores, values = prior_scores_and_values(problem, draws.z.to(problem.dtype))
         return scores.double() - draws.base_score, (values.double() - draws.log_density).mean()
 
     def likelihoods(self, problem: Problem, points: Tensor, data: ClientData) -> tuple[Tensor, Tensor]:
         """Scores (C, S, D) of C clients' likelihoods at points (S, C, D), and their means over these, (C,); float64."""
-        batch = data.full_batch()
-        together = count_of_densities(len(batch.weight) * batch.width() * problem.num_nodes)
-        points = in_blocks(points.to(problem.dtype), together)
-        _, (scores, values) = problem.scan(self._scores, (), batch, points, len(points), BATCHES)
-        return scores.transpose(0, 1).flatten(1, 2).double(), values.transpose(0, 1).flatten(1).double().mean(1)
-
-    def _scores(self, problem: Problem, carry: Any, batch: Batch, points: Tensor) -> tuple[Any, Any]:
-        def log_lik(z: Tensor) -> Tensor:
-            return problem.log_lik(z, batch)
-
-        scores, values = problem.vmap(grad_and_value(log_lik))(points)
-        return carry, (scores, values)
+        points = points.transpose(0, 1).to(problem.dtype)
+        scores, values = clients_likelihood_scores_and_values(problem, points, data)
+        return scores.double(), values.mean(1)
 
 
 @explains_unknown
@@ -315,7 +302,7 @@ class GuidedFedEP(GuideSites, SiteKeeping):
                 fraction = path.pace
             if not family.proper(natural + fraction * move + added):
                 added = nothing
-            fraction = proper_fraction(family, natural, move, fraction)
+            fraction = proper_fraction(family.proper, natural, move, fraction)
             new, share = natural + fraction * move + added, added / (server.num_clients + 1)
             prior = server.prior_natural + fraction * server.prior_delta + share
             server = server._replace(prior_natural=prior, fraction=fraction, added=share, reset=zero)
@@ -394,15 +381,13 @@ def with_own_families(algorithm: Any, kind: type[GuideSites], gaussian_points: i
 
     `gaussian_points` are the points that expectations under a Gaussian take by default.
     """
-    own_fields = {field.name for field in fields(algorithm)}
-    shared = [field.name for field in fields(kind) if field.name in own_fields]
+    own = shared_settings(algorithm, kind)
     refuse_unused(
         algorithm,
         "a hand-written guide is federated by natural-gradient steps in its own families, from where it begins; "
         "leave it out, or use an automatic guide such as AutoMultivariateNormal",
-        *(name for name in own_fields if name not in shared),
+        *(field.name for field in fields(algorithm) if field.name not in own),
     )
-    own: dict[str, Any] = {name: getattr(algorithm, name) for name in shared}
     draws_a_point = kind.num_points // gaussian_points  # expectations are not of polynomials
     damping = 1.0 if own["damping"] is None else own["damping"]
     return kind(**own | {"num_points": draws_a_point * algorithm.num_points, "damping": damping})

@@ -13,7 +13,7 @@ before switching to FedEP"): FedAvg by SGD, and S_k = α_cov N_k as in the autho
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pyro_fed.algorithm.contract import Algorithm, LocalResult, Noise, Start, required_start
 from pyro_fed.algorithm.states import State
-from pyro_fed.conventions.nested_settings import Settings, explains_unknown, resolve
+from pyro_fed.conventions.nested_settings import Settings, explains_unknown, resolve, shared_settings
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
@@ -53,9 +53,6 @@ class Averaging(Settings):
         server_optimiser: optimiser of the averaged step, as in `FedAvg`.
         scale: α_cov, the precision that each row adds to its client's first site.
 
-    Raises:
-        SettingError: a setting out of its range, or unknown.
-
     References:
         Guo et al. (2023), Section 3.2 and Table 7.
 
@@ -82,8 +79,7 @@ class Averaging(Settings):
 
     def algorithm(self) -> FedAvg:
         """The averaging with these settings."""
-        shared = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "scale"}
-        return RoundsOfAveraging(**shared)
+        return RoundsOfAveraging(**shared_settings(self, RoundsOfAveraging))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,30 +72,10 @@ class PVI(FedEP):
     """Partitioned variational inference: each client minimises its local free energy with the cavity held fixed.
 
     Args:
-        covariance: of q: "full", "diag", or "auto": full up to 100 parameters (1,000 of linear predictors).
-        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians as far as
-            the covariance is full by default.
-        num_points: Sobol points for expectations under q; even. A hand-written guide takes eight draws a point.
-        tolerance: the run has converged when no mean moves by more than this many SDs in a round, and no SD by
-            more than this share.
-        guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance; or a function whose
-            global sites are exponential families, which is federated in their natural parameters.
         client: how a client minimises its free energy: `pf.infer.tilted.Newton`, `pf.infer.tilted.SVI`, or its name;
             "newton" takes ten steps, or fewer if one is shorter than a tenth of the first; None is "ivon" on models of
             more than 1000 parameters.
-        start: "laplace" (federated, with all clients), "mode" (the same, to the end of Newton's method), "prior",
-            "fedavg" (diagonal sites at the point that averaging finds, which is taken on large models), a
-            `pf.infer.Averaging` (the same as published), or "auto": the prior if it is proper and there are more than
-            100 parameters.
-        damping: δ, in (0, 1]; with an optimiser, its learning rate. None takes 1 for "newton", and for
-            "svi" one over the clients of the round.
-        step_control: how Newton steps are accelerated and held back.
-        optimisers: of the changes, in place of fractions: a `pf.infer.Optimisers`, whose learning rate is `damping`.
         order: "sequential" (one client a round, in turn) or "synchronous"; a schedule given to `run` goes before it.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
-
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Bui et al. (2018), Partitioned variational inference. Ashman et al. (2022).
@@ -152,17 +132,8 @@ class StreamingVB(EP):
     """Streaming variational Bayes: one pass over the clients, each with the posterior so far as its prior.
 
     Args:
-        covariance: of q: "full", "diag", or "auto": full up to 100 parameters (1,000 of linear predictors).
-        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians as far as
-            the covariance is full by default.
-        num_points: Sobol points for expectations under q; even. A hand-written guide takes eight draws a point.
-        guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance.
         client: how a client minimises its free energy: `pf.infer.tilted.Newton`, `pf.infer.tilted.SVI`, or its name;
             "newton" is ten steps; "ivon" is taken on models of more than 1000 parameters if none is set.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
-
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Broderick, Boyd, Wibisono, Wilson & Jordan (2013), Streaming variational Bayes.

@@ -42,6 +42,7 @@ from pyro_fed.infer.ep.guided import GuidedFedEP, with_own_families
 from pyro_fed.infer.ep.point_sites import Averaging, PointSites
 from pyro_fed.infer.ep.step_control import StepControl
 from pyro_fed.infer.ep.steps import Optimised, StepRule, optimised_site_steps
+from pyro_fed.infer.ep.tilted import Newton
 from pyro_fed.infer.laplace.fedlaplace import WARM_TOLERANCE, FedLaplace
 from pyro_fed.infer.laplace.laplace_point import MAX_CURVATURE_FALL, mode_level
 from pyro_fed.infer.sites.gaussian_sites import (
@@ -62,7 +63,12 @@ ONE_PASS = "there is only one pass, from the prior; use FedEP"
 
 @dataclass(frozen=True, kw_only=True)
 class Converging(EP):
-    """Expectation propagation with a criterion of convergence."""
+    """Expectation propagation with a criterion of convergence.
+
+    Args:
+        tolerance: the run has converged when no mean has more than this many SDs left to go, and no SD more than this
+            share. What is left is taken to be the round's move divided by δ.
+    """
 
     tolerance: float = 1e-3
 
@@ -78,7 +84,13 @@ class Converging(EP):
 
 @dataclass(frozen=True, kw_only=True)
 class Damped(EP):
-    """Expectation propagation with a setting for δ."""
+    """Expectation propagation with a setting for δ.
+
+    Args:
+        damping: δ, in (0, 1]; with an optimiser, its learning rate. None takes 1 for "newton", and else one over the
+            clients of the round: q is then the geometric mean of their tilted distributions, so that the clients' noise
+            averages out.
+    """
 
     damping: float | None = None
 
@@ -105,9 +117,6 @@ class Optimisers(Settings):
         changes: input of the server's optimiser: the "sum" of the clients' changes, as in Algorithm 3, or their
             "mean", as in the authors' code. With "mean", the clients' optimisers receive Δ_k divided by C as well.
 
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
-
     References:
         Guo et al. (2023), Algorithm 3 and Table 7. Reddi et al. (2020).
 
@@ -131,7 +140,11 @@ class Optimisers(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Optimising(Damped):
-    """Expectation propagation with optimisers of q and of the clients' sites."""
+    """Expectation propagation with optimisers of q and of the clients' sites.
+
+    Args:
+        optimisers: of the changes, in place of fractions: a `pf.infer.Optimisers`, whose learning rate is `damping`.
+    """
 
     without: ClassVar[Mapping[str, str]] = {
         "server_optimiser": "it is that of optimisers=pf.infer.Optimisers(server=...)",
@@ -230,7 +243,11 @@ class Optimising(Damped):
 
 @dataclass(frozen=True, kw_only=True)
 class Controlled(EP):
-    """Expectation propagation with settings of the acceleration and limits of expected Newton steps."""
+    """Expectation propagation with settings of the acceleration and limits of expected Newton steps.
+
+    Args:
+        step_control: how Newton steps are accelerated and held back.
+    """
 
     step_control: StepControl = StepControl()
 
@@ -256,7 +273,20 @@ class Controlled(EP):
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStarted(EP):
-    """Expectation propagation with settings of a run's start."""
+    """Expectation propagation with settings of a run's start.
+
+    Args:
+        start: the first q. "auto" takes the first of these that applies:
+
+            - "fedavg": diagonal sites at the point that 40 rounds by Adam find (100 of a network of at most 1000
+              parameters that does not classify); on large models, on which "ivon" is taken.
+            - "mode": as "laplace", to the end of Newton's method; under improper priors, also in place of "laplace".
+            - "prior": the Gaussian nearest to the prior; for more than 100 parameters (1,000 of linear predictors), or
+              if scores jump, as those of a quantile regression or a lasso: their curvatures say nothing.
+            - "few_rows": the q of rounds by a quarter of the rows; for networks of many rows.
+            - "laplace": the federated Laplace approximation, with all clients; otherwise.
+            - a `pf.infer.Averaging`: as "fedavg", in the published form; never by "auto".
+    """
 
     start: Literal["auto", "laplace", "mode", "prior", "fedavg", "few_rows"] | Averaging = "auto"
 
@@ -264,6 +294,11 @@ class WarmStarted(EP):
         super().__post_init__()
         if not isinstance(self.start, Averaging):
             check_choice(self, "start", ("auto", "laplace", "mode", "prior", "fedavg", "few_rows"))
+        if self.start == "few_rows" and not isinstance(self.solver, Newton):
+            raise SettingError(
+                f"{type(self).__name__}: start='few_rows' needs client='newton', since other inferences always use all "
+                f"rows; received client={self.client!r}"
+            )
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The phase of the setting `start`: Newton's method with all clients, averaging, or fewer rows."""
@@ -274,7 +309,8 @@ class WarmStarted(EP):
             case "fedavg" | Averaging():
                 return self.point_sites()
             case "few_rows":
-                return replace(self, client=self.solver.by_few_rows(self.rows_of_earlier_run(problem)), start="auto")
+                newton = cast(Newton, self.solver)
+                return replace(self, client=replace(newton, few_rows=self.rows_of_earlier_run(problem)), start="auto")
         return FedLaplace(
             covariance=self.structure,
             curvature=self.curvature,
@@ -325,12 +361,6 @@ class WarmStarted(EP):
         shared, local = self.first_states(problem, q, prior, sites)
         return shared | self._network_limits(problem, shared, start), local
 
-    def for_private_rounds(self) -> Self:
-        """This algorithm for private rounds; start="few_rows" becomes "laplace", because its rounds would add noise."""
-        changed = replace(self, start="laplace") if self.start == "few_rows" else self
-        # The next class's method, of the changed algorithm: `changed.for_private_rounds()` would be this method again.
-        return super(WarmStarted, changed).for_private_rounds()
-
     def _refuse_no_mode(self, problem: Problem, start: Start) -> None:
         """Refuse a federated Laplace approximation without a mode."""
         if float(start.shared.get("fall", 0.0)) > MAX_CURVATURE_FALL:
@@ -354,7 +384,13 @@ class WarmStarted(EP):
 
 @dataclass(frozen=True, kw_only=True)
 class Guided(EP):
-    """Expectation propagation with guides; `guided` federates the exponential families of hand-written guides."""
+    """Expectation propagation with guides; `guided` federates the exponential families of hand-written guides.
+
+    Args:
+        num_points: Sobol points for expectations under q; even. A hand-written guide takes eight draws a point.
+        guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance; or a function whose
+            global sites are exponential families, which is federated in their natural parameters.
+    """
 
     guided: ClassVar[type[GuidedFedEP]] = GuidedFedEP
 

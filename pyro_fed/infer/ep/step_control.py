@@ -66,9 +66,6 @@ class StepControl(Settings):
             leads to where a likelihood or a derivative is not finite. The error of expectations at few points is
             smaller.
 
-    Raises:
-        SettingError: a setting out of its range, or unknown.
-
     References:
         Walker & Ni (2011), Anderson acceleration for fixed-point iterations.
 

@@ -46,6 +46,25 @@ class Server:
     cut: Tensor  # 1 if the last step was shortened
     memory: State  # the step rule's state, and further entries of derived algorithms
 
+    @classmethod
+    def begin(cls, q: Gaussian, prior: Gaussian, skips_prior: bool, num_clients: int, memory: State) -> Server:
+        """The state before the first round."""
+        flat, one = flat_like(q), torch.ones((), dtype=torch.float64, device=q.eta.device)
+        zero = torch.zeros_like(one)
+        return cls(
+            q=q,
+            prior=prior,
+            prior_change=flat,
+            prior_value=zero,
+            skips_prior=torch.tensor(skips_prior),
+            num_clients=torch.tensor(num_clients),
+            fractions=one.expand(num_clients).clone(),
+            added=flat,
+            reset=zero,
+            cut=zero,
+            memory=memory,
+        )
+
     def lower_bound(self, messages: State) -> Tensor | None:
         """The bound Σ_k E_q[log p_k] + E_q[log p_0] + H(q), (), NaN if a term is; None without the clients' values."""
         if "value" not in messages:

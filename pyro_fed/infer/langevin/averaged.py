@@ -29,7 +29,12 @@ from pyro_fed.ops.entries import with_trailing_axes
 
 @dataclass(frozen=True, kw_only=True)
 class AveragedLangevin(Langevin):
-    """Chains of which all clients make some steps from one point, the average of the last ones."""
+    """Chains of which all clients make some steps from one point, the average of the last ones.
+
+    Args:
+        local_steps: T, steps of every client in a round.
+        thin: one step in this many is kept, a multiple of `local_steps`: clients agree at the end of a round alone.
+    """
 
     needs_all: ClassVar[bool] = True
 

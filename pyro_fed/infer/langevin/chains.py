@@ -7,19 +7,22 @@ buffer, and its own `kept` is the length of its part.
 from __future__ import annotations
 
 import math
-from typing import Annotated, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import NONCENTRED, Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.langevin.chain_diagnostics import fewest_effective, r_hat_limit, rhat_and_ess
+from pyro_fed.infer.langevin.chain_diagnostics import chains_converged, fewest_effective, r_hat_limit, rhat_and_ess
 from pyro_fed.infer.langevin.visits import Arrival, StepSizes, Visit
+from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.infer.surrogates.local_sgld import tempered_clients
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.memory import count_in_memory
@@ -162,6 +165,34 @@ def _growth_until_next_check(ess: float, wanted: int | None) -> float:
     return DISTANT_END_GROWTH if times > DISTANT_END_FACTOR else min(max(times, least), most)
 
 
+@dataclass(frozen=True, kw_only=True)
+class StoredChains(Algorithm):
+    """Chains that a server keeps, until they agree and have enough effective draws.
+
+    Args:
+        num_chains: M, chains that run at once.
+        target_ess: the run ends when the slowest coordinate has this many effective draws (all chains together)
+            and R-hat is at most 1.01 (1.025 of ten chains); None runs all rounds.
+    """
+
+    draws_are: ClassVar[str] = "chains"
+
+    num_chains: int = 4
+    target_ess: int | None = 2000
+
+    def monitor(self, before: State, after: State) -> dict[str, float]:
+        """R-hat, the largest of all coordinates, and ESS, the smallest, as last computed; and a chain's kept draws."""
+        return entries_as(ChainStore, after).figures()
+
+    def converged(self, figures: list[dict[str, float]]) -> bool | None:
+        """Whether the chains agree and have as many effective draws as wanted."""
+        last = figures[-1]
+        return chains_converged(self.num_chains, last["r_hat"], last["ess"], self.target_ess)
+
+    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
+        return entries_as(ChainStore, shared).sample(num_draws)
+
+
 def longer_burn_in(burn_in: int, factor: float, max_burn_in: int) -> int:
     """A burn-in `factor` times as long, but at most `max_burn_in` if that is not shorter."""
     return max(burn_in, min(math.ceil(burn_in * factor), max_burn_in))
@@ -243,31 +274,28 @@ TOO_NARROW = (
 
 
 def chain_findings(
-    record: Record, problem: Problem, num_chains: int, burn_in: int, step_size: float | None
+    record: Record, problem: Problem, num_chains: int, end: str, step_size: float | None, cure: str
 ) -> list[Finding]:
-    """Warnings about chains that disagree, too few effective draws, and poor surrogates; a derived step is None."""
-    tempered, last = tempered_clients(record), record.latest
+    """Warnings about chains that disagree, too few effective draws, and poor surrogates.
+
+    `end` is when a run without draws ended; `step_size` is None if it is derived.
+    """
+    tempered, last, cures = tempered_clients(record), record.latest, [cure]
     if last.get("kept", 0) == 0:
-        end = f"the run ended within burn_in={burn_in} steps of full length"
-        return [sentences.no_draw_kept(end=end), *tempered]
+        return [sentences.no_draw_kept(end=f"the run ended {end}", cures=cures), *tempered]
     if math.isnan(last["ess"]):
         why = TOO_NARROW if step_size is None else f"a step of size={step_size:.3g} is too small for its numbers"
         still = last["kept"] >= MIN_JUDGED_DRAWS
         few = sentences.too_few_draws_of_a_chain
-        none = sentences.chains_stood_still(why=why) if still else few(draws=round(last["kept"]))
+        none = sentences.chains_stood_still(why=why) if still else few(draws=round(last["kept"]), cures=cures)
         return [none, *_hint(record, problem), *tempered]
-    notes = list[Finding]()
-    limit = r_hat_limit(num_chains)
-    if num_chains > 1 and not last["r_hat"] <= limit:
-        notes.append(sentences.chains_disagree(chains=num_chains, r_hat=last["r_hat"], limit=f"{limit:.3g}"))
-        notes += _hint(record, problem)
-    fewest = fewest_effective(num_chains)
-    if not last["ess"] >= fewest:
-        notes.append(
-            sentences.too_few_effective_draws(
-                effective=last["ess"], needed=fewest, chain_is_short=False, cures=["run more rounds"]
-            )
-        )
+    notes, r_hat, ess = list[Finding](), last["r_hat"], last["ess"]
+    limit, fewest = r_hat_limit(num_chains), fewest_effective(num_chains)
+    if num_chains > 1 and not r_hat <= limit:
+        disagree = sentences.chains_disagree(chains=num_chains, r_hat=r_hat, limit=f"{limit:.3g}", cures=cures)
+        notes += [disagree, *_hint(record, problem)]
+    if not ess >= fewest:
+        notes.append(sentences.too_few_effective_draws(effective=ess, needed=fewest, cures=cures))
     return notes + tempered
 
 

@@ -49,9 +49,6 @@ class Conducive(Settings):
         alpha: exploration weight α, positive; every value is unbiased in `FSGLD`, and the paper has 1.
         trust: the gradient stops growing at √D + trust posterior SDs from the mode; None means nowhere.
 
-    Raises:
-        SettingError: a setting out of its range, or unknown.
-
     References:
         El Mekkaoui et al. (2021), Eq. (6) and (7).
 
@@ -92,7 +89,7 @@ class VisitContributions(Contributions):
         steps, noise, _ = self._steps_noise_and_shares(shared, sent)
         chains = shared["position"]
         start = chains.repeat_interleave(len(noise) // len(chains), 0)  # several clients a chain
-        expected = self._visits_to_surrogates(shared, start, steps, noise)
+        expected = self._visits_to_surrogates(shared, start[None], steps[None], noise[None])[0]
         spread = _spread(shared["held_root"])
         reach = self._reach(limits, shared, steps) * spread
         positions = torch.cat([messages["draws"], messages["position"].unsqueeze(1)], 1)
@@ -111,18 +108,18 @@ class VisitContributions(Contributions):
         return BoundedMessages(shared, messages | accepted, {}, excess.double())
 
     def _visits_to_surrogates(self, shared: State, start: Tensor, steps: Tensor, noise: Tensor) -> Tensor:
-        """p_t of each sent draw and of the end, (C, T / stride + 1, D), from the steps and noise of the visits."""
+        """p_t of each sent draw and of the end, (R, C, T / stride + 1, D), from the visits' starts (R, C, D).
+
+        `steps` are h of each round (R, T), and `noise` is ξ of each visit (R, C, T, D).
+        """
         mean, root = shared["held_mean"], shared["held_root"]
-        stride, midpoint, dense = self.algorithm.step_sizes.stride, self.algorithm.rule.midpoint, root.dim() == 2
-        away = start - mean
-        white = torch.linalg.solve_triangular(root, away.T, upper=True).T if dense else away / root
-        draws = []
-        for h, normal in zip(steps, noise.unbind(1), strict=True):
+        stride, midpoint = self.algorithm.step_sizes.stride, self.algorithm.rule.midpoint
+        white, draws = _times_each(start - mean, _inverse(root)), []
+        for h, normal in zip(steps[:, None, :, None].unbind(2), noise.unbind(2), strict=True):
             evaluated_at = white + 0.5 * h.sqrt() * normal if midpoint else white
             white = white - 0.5 * h * evaluated_at + h.sqrt() * normal
             draws.append(evaluated_at if midpoint else white)
-        path = torch.stack([*draws[stride - 1 :: stride], white], 1)
-        return mean + (path @ root.T if dense else root * path)
+        return mean + _times_each(torch.stack([*draws[stride - 1 :: stride], white], 2), root)
 
     def _reach(self, limits: Bounded, shared: State, steps: Tensor) -> Tensor:
         """R_i t h / 2 of each sent draw and of the end, (T / stride + 1, D), in SDs."""
@@ -154,27 +151,11 @@ class VisitContributions(Contributions):
     def _distances_of_rounds(
         self, before: Sequence[State], ends: Tensor, steps: Tensor, noise: Tensor, weight: Tensor
     ) -> Tensor:
-        """Distances (R, C) in SDs of visits' ends from those to q, times their parts of chains; zero if one failed.
-
-        A visit to a Gaussian is linear in its noise, z_T = Π_t (1 - h_t / 2) z_0 + Σ_t c_t ξ_t.
-        """
+        """Distances (R, C) in SDs of visits' ends from those to q, times their parts of chains; zero if one failed."""
         chains = before[0]["position"].shape[0]
         start = torch.stack([shared["position"] for shared in before]).repeat_interleave(ends.shape[1] // chains, 1)
-        mean, root = before[0]["held_mean"], before[0]["held_root"]
-        dense = root.dim() == 2
-        shrunk = 1 - 0.5 * steps
-        left = torch.cat([shrunk.flip(1).cumprod(1).flip(1)[:, 1:], shrunk.new_ones(len(steps), 1)], 1)
-        midpoint = self.algorithm.rule.midpoint
-        each = left * steps.sqrt() * (1 - 0.25 * steps if midpoint else torch.ones_like(steps))
-        moved = (each.to(noise)[:, None, :, None] * noise).sum(2)
-        if dense:
-            unit = torch.eye(len(root), dtype=root.dtype, device=root.device)
-            white = _times_each(start - mean, torch.linalg.solve_triangular(root, unit, upper=True))
-        else:
-            white = (start - mean) / root
-        white = shrunk.prod(1)[:, None, None] * white + moved
-        expected = mean + (_times_each(white, root) if dense else root * white)
-        distance = ((ends - expected).abs() / _spread(root)).amax(-1)
+        expected = self._visits_to_surrogates(before[0], start, steps, noise)[:, :, -1]
+        distance = ((ends - expected).abs() / _spread(before[0]["held_root"])).amax(-1)
         return torch.where((ends == start).all(-1), 0.0, distance).double() * weight
 
     def _steps_noise_and_shares(self, shared: State, sent: SentMessages) -> tuple[Tensor, Tensor, Tensor]:
@@ -196,16 +177,31 @@ def _spread(root: Tensor) -> Tensor:
     return root.square().sum(-1).sqrt() if root.dim() == 2 else root
 
 
+def _inverse(root: Tensor) -> Tensor:
+    """A⁻¹, of an upper triangular A or of its diagonal."""
+    if root.dim() == 1:
+        return root.reciprocal()
+    inverse: Tensor = torch.linalg.solve_triangular(root, torch.eye(len(root)).to(root), upper=True)
+    return inverse
+
+
 def _times_each(values: Tensor, matrix: Tensor) -> Tensor:
-    """A x of (R, C, D), as one product for each round: a product of another shape may differ in its last bits."""
-    return torch.bmm(values, matrix.T.expand(len(values), *matrix.shape))
+    """A x of (R, C, ..., D), as one product for each round: a product of another shape may differ in its last bits."""
+    if matrix.dim() == 1:
+        return matrix * values
+    products = torch.bmm(values.flatten(1, -2), matrix.T.expand(len(values), *matrix.shape))
+    return products.reshape(values.shape)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConduciveVisits(VisitingLangevin):
-    """Visits by conducive gradients, beside the same visits to the surrogates."""
+    """Visits by conducive gradients, beside the same visits to the surrogates.
 
-    conducive: Conducive | None = Conducive()  # the conducive gradient; None leaves it out
+    Args:
+        conducive: a `pf.infer.Conducive`: the weight and the reach of the conducive gradient.
+    """
+
+    conducive: Conducive | None = Conducive()
 
     def __post_init__(self) -> None:
         if self.conducive is not None and not isinstance(self.conducive, Conducive):

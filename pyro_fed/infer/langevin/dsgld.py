@@ -35,14 +35,18 @@ from pyro_fed.infer.surrogates.surrogates import visit_shares
 
 @dataclass(frozen=True, kw_only=True)
 class VisitingLangevin(CorrectedLangevin):
-    """Chains that travel between clients."""
+    """Chains that travel between clients.
+
+    Args:
+        probabilities: f_s, the probability of each client, positive with sum one; None is uniform.
+    """
 
     steps: ClassVar[tuple[type[Step], ...]] = (Fixed, ForVisits)
     #: Largest h T if the step leaves it open.
     usual_visit_time: ClassVar[float] = 1.0
 
     step: Step | str = ForVisits()
-    probabilities: tuple[float, ...] | None = None  # f_s, positive with sum one; uniform by default
+    probabilities: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -83,30 +87,9 @@ class DSGLD(VisitingLangevin):
     Surrogates are used only for the preconditioner, the start and the control variate.
 
     Args:
-        num_chains: M, chains that run at once.
-        local_steps: T, steps a visit.
-        burn_in: first steps of each chain that are not kept.
-        thin: one step in this many is kept.
-        target_ess: the run ends when the slowest coordinate has this many effective draws (all chains together)
-            and R-hat is at most 1.01 (1.025 of ten chains); None runs all rounds.
-        batch_size: m, rows a step, weighted to all of the client's; None takes all of a client's rows.
-        minibatches: "reshuffled": a visit goes through the client's rows in random order, minibatch by minibatch. Or
-            "anew": each minibatch is drawn from all of them, as published, which leaves the full minibatch noise.
         step: the step's size and rule: a `pf.infer.step.ForVisits`, or a `pf.infer.step.Fixed`.
-        surrogates: the source of the Gaussians q_s: an algorithm that leaves Gaussian sites at the clients, or its
-            name: "laplace" for `FedLaplace()`, "fedep" for `FedEP()`, which fits skewed posteriors better, "local_sgld"
-            for `LocalSGLD()`, and "auto" for "fedep" as far as that has a full covariance by default and "laplace"
-            beyond. `Given` has them as tensors. None runs without: then give
-            `step=pf.infer.step.Fixed(precondition=False)` and turn `control_variate` off.
-        control_variate: correct minibatches by their gradient at the mode of p(θ) Π_s q_s(θ); "visit": where the
-            chain is when a visit begins (SVRG-LD), which needs no surrogates.
-        probabilities: f_s, the probability of each client, positive with sum one; None is uniform.
         sweeps: every client once in each sweep, in random order, if f_s is uniform; else clients are drawn anew for
             each visit.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
-
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Ahn, Shahbaba & Welling (2014), Distributed stochastic gradient MCMC. El Mekkaoui et al., Eq. (3)-(4).

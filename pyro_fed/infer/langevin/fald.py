@@ -82,32 +82,12 @@ class FALD(AveragedLangevin, ConduciveVisits):
     A draw is the average at the end of a round.
 
     Args:
-        num_chains: M, chains that run at once.
-        local_steps: T, steps a round, of every client.
-        burn_in: first steps of each chain that are not kept.
-        thin: one step in this many is kept, a multiple of `local_steps`: clients agree at the end of a round alone.
-        target_ess: the run ends when the slowest coordinate has this many effective draws (all chains together)
-            and R-hat is at most 1.01 (1.025 of ten chains); None runs all rounds.
-        batch_size: m, rows a step, weighted to all of the client's; None takes all of a client's rows.
-        minibatches: "reshuffled": a visit goes through the client's rows in random order, minibatch by minibatch. Or
-            "anew": each minibatch is drawn from all of them, as published, which leaves the full minibatch noise.
         step: the step's size and rule: a `pf.infer.step.Measured`; a `pf.infer.step.ForVisits`, which does not measure
             the clients' own noise (a warning says so, and networks and other large models are run so); or a
             `pf.infer.step.Fixed`.
-        surrogates: the source of the Gaussians q_s: an algorithm that leaves Gaussian sites at the clients, or its
-            name: "laplace" for `FedLaplace()`, "fedep" for `FedEP()`, which fits skewed posteriors better, "local_sgld"
-            for `LocalSGLD()`, and "auto" for "fedep" as far as that has a full covariance by default and "laplace"
-            beyond. `Given` has them as tensors. None runs without, with `conducive=None`: then give
-            `step=pf.infer.step.Fixed(precondition=False)` and turn `control_variate` off.
-        control_variate: correct minibatches by their gradient at the mode of p(θ) Π_s q_s(θ); "visit": where the
-            chain is when a visit begins (SVRG-LD), which needs no surrogates.
         probabilities: f_s, the clients' weights, positive with sum one; None is uniform.
         conducive: a `pf.infer.Conducive`: the weight and the reach of the conducive gradient; None is the plain form,
             whose clients drift apart.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
-
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Deng, Zhang, Ma, Song, Zhang & Lin (2022), On convergence of federated averaging Langevin dynamics. Plassier,

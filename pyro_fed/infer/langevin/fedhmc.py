@@ -45,8 +45,7 @@ from pyro_fed.density.derivatives import clients_likelihood_scores_and_values, p
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.langevin.chain_diagnostics import chains_converged
-from pyro_fed.infer.langevin.chains import ChainStore, chain_findings
+from pyro_fed.infer.langevin.chains import StoredChains, chain_findings
 from pyro_fed.infer.langevin.trajectories import HmcState, first_step, retuned_factor, retuned_step, steps_of
 from pyro_fed.infer.langevin.visits import at_surrogates
 from pyro_fed.infer.sites.records import as_entries, entries_as
@@ -60,7 +59,7 @@ FIRST_WINDOW = 8
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedHMC(Tempered):
+class FedHMC(StoredChains, Tempered):
     """Hamiltonian Monte Carlo over the clients' exact scores: exact, by sums alone, with one leapfrog step a round.
 
     Args:
@@ -73,10 +72,6 @@ class FedHMC(Tempered):
         surrogates: where the chains begin, and the first preconditioner: an algorithm that leaves Gaussian sites, its
             name, "laplace", "fedep" or "local_sgld", `Given`, or "auto": "fedep" as far as that has a full covariance
             by default, and "laplace" beyond.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
-
-    Raises:
-        SettingError: a setting out of its range, or unknown.
 
     References:
         Neal (2011), MCMC using Hamiltonian dynamics, Section 5.3.2. Hoffman, Radul & Sountsov (2021), An adaptive MCMC
@@ -87,7 +82,6 @@ class FedHMC(Tempered):
         >>> idata = pf.run(pf.infer.FedHMC(target_accept=0.95, surrogates="laplace"), fed)
     """
 
-    draws_are: ClassVar[str] = "chains"
     needs_all: ClassVar[bool] = True
     additive: ClassVar[bool] = True
     may_be_infinite: ClassVar[frozenset[str]] = frozenset({"trajectory.value", "prior_value", "r_hat", "ess"})
@@ -204,7 +198,7 @@ class FedHMC(Tempered):
         """R-hat and ESS as last computed, kept draws, acceptance and divergences, ε, and the window's number."""
         state = entries_as(HmcState, after)
         done = int(state.done)
-        return state.chains.figures() | {
+        return super().monitor(before, after) | {
             "acceptance": float(state.acceptance) / done if done else math.nan,
             "divergences": float(state.diverged.sum()),
             "step_size": float(state.step_size),
@@ -213,19 +207,15 @@ class FedHMC(Tempered):
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether chains agree and have as many effective draws as wanted, in a window after the first."""
-        last = figures[-1]
-        agree = chains_converged(self.num_chains, last["r_hat"], last["ess"], self.target_ess)
-        return last["window"] > 0 and agree
-
-    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        return entries_as(ChainStore, shared).sample(num_draws)
+        return figures[-1]["window"] > 0 and super().converged(figures)
 
     def advice(self, problem: Problem, before: State) -> str:
         return "raise target_accept, which makes steps shorter"
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Warnings about chains that disagree, too few effective draws, and trajectories that diverged."""
-        notes = chain_findings(record, problem, self.num_chains, 0, None)
+        end = "before the first trajectory"
+        notes = chain_findings(record, problem, self.num_chains, end, None, "run more rounds")
         if diverged := record.latest.get("divergences"):
             notes = [sentences.trajectories_diverged(trajectories=diverged), *notes]
         return notes

@@ -53,33 +53,17 @@ class FSGLD(ConduciveVisits):
     """Federated SGLD: chains visit clients, and the conducive gradient makes expected scores at all clients similar.
 
     Args:
-        num_chains: M, chains that run at once.
-        local_steps: T, steps a visit.
-        burn_in: first steps of each chain, which are not kept. With a derived step shorter than the longest, burn-in
-            grows by the same factor, up to half a run by default.
-        thin: one step in this many is kept.
         target_ess: the run ends when the slowest coordinate has this many effective draws (all chains together)
             and R-hat is at most 1.01 (1.025 of ten chains). None runs all rounds; if `run` gets no number, the
             chains make 1,200 visits together.
-        batch_size: m, rows a step, weighted to all of the client's; None takes all of a client's rows.
-        minibatches: "reshuffled": a visit goes through the client's rows in random order, minibatch by minibatch. Or
-            "anew": each minibatch is drawn from all of them, as published, which leaves the full minibatch noise.
         step: the step's size and rule: a `pf.infer.step.Measured`, or a `pf.infer.step.Fixed`.
         surrogates: the source of the Gaussians q_s: an algorithm that leaves Gaussian sites at the clients, or its
             name: "laplace" for `FedLaplace()`, "fedep" for `FedEP()`, which fits skewed posteriors better, "local_sgld"
             for `LocalSGLD()`, and "auto" for "fedep" as far as that has a full covariance by default and "laplace"
             beyond. `Given` has them as tensors. None is refused: the conducive
             gradient is made of them.
-        control_variate: correct minibatches by their gradient at the mode of p(θ) Π_s q_s(θ); "visit": where the
-            chain is when a visit begins (SVRG-LD), which needs no surrogates.
-        probabilities: f_s, the probability of each client, positive with sum one; None is uniform.
         sweeps: every client once in each sweep, in random order, if f_s is uniform; else clients are drawn anew for
             each visit.
-        conducive: a `pf.infer.Conducive`: the weight and the reach of the conducive gradient.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
-
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         El Mekkaoui, Mesquita, Blomstedt & Kaski (2021), Federated stochastic gradient Langevin dynamics, Algorithm 1,

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.func import grad
+from torch.func import grad, vjp
 
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch
@@ -109,7 +109,7 @@ class SagaScore(NamedTuple):
         """v_s(θ), and the table with the rows' gradients at θ in place of their old ones, see `Score`."""
         # The table has each row once, at its power; the weight N/m that makes up for those not drawn comes after.
         once = Batch(batch.rows, batch.weight / picks.weight)
-        change = row_scores(problem, z, once) - memory.table[picks.position]
+        change = weighted_row_scores(problem, z, once) - memory.table[picks.position]
         likelihood = self.inverse_f * (picks.weight @ change)
         score = grad(problem.log_prior)(z) + likelihood + self.inverse_f * memory.table_sum
         table = torch.index_put(memory.table, (picks.position,), change, accumulate=True)
@@ -172,18 +172,17 @@ def conducive_gradients(sites: Gaussian, visit_shares: Tensor, anchor: Tensor, w
     )
 
 
-def likelihood_score(problem: Problem, z: Tensor, batch: Batch) -> Tensor:
-    """∇ log p(x | θ) of a batch, (D,)."""
-    score: Tensor = grad(lambda z: problem.log_lik(z, batch))(z)
-    return score
-
-
-def row_scores(problem: Problem, z: Tensor, batch: Batch) -> Tensor:
+def weighted_row_scores(problem: Problem, z: Tensor, batch: Batch) -> Tensor:
     """Gradient of each row's log-likelihood times its weight: (m, D)."""
+    return batch.weight.unsqueeze(-1) * row_scores(problem, z, batch.rows)
 
-    def weighted(at: Tensor, which: Tensor) -> Tensor:
-        return (problem.log_parts(at, batch.rows)[1] * which).sum()
 
-    each = torch.eye(len(batch.weight), dtype=z.dtype, device=z.device) * batch.weight
-    scores: Tensor = problem.vmap(grad(weighted), (None, 0))(z, each)
-    return scores
+def row_scores(problem: Problem, z: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
+    """Gradients of the log-likelihoods of rows (m, ...) at z (D,), (m, D), by min(m, D) backward passes."""
+    value, pull = vjp(lambda z: problem.log_parts(z, rows)[1], z)[:2]
+    if len(value) <= len(z):
+        by_row: Tensor = problem.vmap(lambda e: pull(e)[0])(torch.eye(len(value)).to(value))
+        return by_row
+    pushed = vjp(lambda v: pull(v)[0], torch.zeros_like(value))[1]  # `pull` is linear: its own pullback is the Jacobian
+    columns: Tensor = problem.vmap(lambda e: pushed(e)[0])(torch.eye(len(z)).to(z))
+    return columns.T

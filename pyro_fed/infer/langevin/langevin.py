@@ -37,11 +37,11 @@ from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import resolve
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import Batch, ClientData, draw_independent_minibatches
-from pyro_fed.infer.langevin.chain_diagnostics import chains_converged
+from pyro_fed.density.rows.batches import ClientData, draw_independent_minibatches
 from pyro_fed.infer.langevin.chains import (
     ChainStore,
     ServerState,
+    StoredChains,
     chain_findings,
     longer_burn_in,
     require_one_client_each,
@@ -74,21 +74,33 @@ class DerivedStep(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Langevin(Tempered, Chains):
-    """Chains of Langevin steps: the base of all samplers of this family."""
+class Langevin(StoredChains, Tempered, Chains):
+    """Chains of Langevin steps: the base of all samplers of this family.
 
-    draws_are: ClassVar[str] = "chains"
+    Args:
+        local_steps: T, steps of a chain in a round, a visit to a client.
+        burn_in: first steps of each chain, which are not kept. With a derived step shorter than the longest, burn-in
+            grows by the same factor, up to half a run by default.
+        thin: one step in this many is kept.
+        batch_size: m, rows a step, weighted to all of the client's; None takes all of a client's rows.
+        step: the step's size and rule: a `pf.infer.step.Derived`, or a `pf.infer.step.Fixed`.
+        surrogates: the source of the Gaussians q_s: an algorithm that leaves Gaussian sites at the clients, or its
+            name: "laplace" for `FedLaplace()`, "fedep" for `FedEP()`, which fits skewed posteriors better, "local_sgld"
+            for `LocalSGLD()`, and "auto" for "fedep" as far as that has a full covariance by default and "laplace"
+            beyond. `Given` has them as tensors. None runs without: then give
+            `step=pf.infer.step.Fixed(precondition=False)`, and turn off `control_variate` and `conducive` where the
+            sampler has them.
+    """
+
     #: The kinds of steps that have an effect.
     steps: ClassVar[tuple[type[Step], ...]] = (Fixed, Derived)
 
-    num_chains: int = 4  # M, chains that run at once
-    local_steps: int = 40  # T, steps a visit
-    burn_in: int = 400  # first steps of each chain, which are not kept
-    thin: int = 10  # one step in this many is kept
-    target_ess: int | None = 2000  # effective draws, of all chains together, at which the run ends; None: all rounds
-    batch_size: int | None = 100  # m, rows a step; None takes all of a client's rows
-    step: Step | str = Derived()  # a derived one makes burn-in longer where it is short, up to half a run by default
-    surrogates: Surrogates = "auto"  # the source of the Gaussians q_s; None runs without
+    local_steps: int = 40
+    burn_in: int = 400
+    thin: int = 10
+    batch_size: int | None = 100
+    step: Step | str = Derived()
+    surrogates: Surrogates = "auto"
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "num_chains", "local_steps", "thin")
@@ -206,12 +218,12 @@ class Langevin(Tempered, Chains):
         """The clients' states after first visits, which find the longest step or check it, and new entries."""
         if bool(client.ready.all()):
             return client, {}
-        batch = data.full_batch()
-        limits = longest_step_or_error(type(self).__name__, problem, arrival, client, client.score(), batch)
-        news = {"ready": torch.ones_like(client.ready), **self.first_gradients(problem, client, batch), **limits}
+        name, batch = type(self).__name__, data.full_batch()
+        limits = longest_step_or_error(name, problem, arrival, client, client.score(), batch)
+        news = {"ready": torch.ones_like(client.ready), **self.first_gradients(problem, client, data), **limits}
         return client._replace(**news), news
 
-    def first_gradients(self, problem: Problem, client: ClientState, batch: Batch) -> State:
+    def first_gradients(self, problem: Problem, client: ClientState, data: ClientData) -> State:
         """Entries of a client's state that are computed once, from all of its rows."""
         return {}
 
@@ -294,18 +306,6 @@ class Langevin(Tempered, Chains):
         return visits.several_rounds(problem, arrival, client, score, data, noise, clients, at)
 
     # -- the draws ------------------------------------------------------------------------------------------
-    def monitor(self, before: State, after: State) -> dict[str, float]:
-        """R-hat, the largest of all coordinates, and ESS, the smallest."""
-        return entries_as(ChainStore, after).figures()
-
-    def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether the chains agree and have as many effective draws as wanted."""
-        last = figures[-1]
-        return chains_converged(self.num_chains, last["r_hat"], last["ess"], self.target_ess)
-
-    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        return entries_as(ChainStore, shared).sample(num_draws)
-
     def sample_stats(self, shared: State, draws: Tensor) -> dict[str, Tensor]:
         """Client visited, gradient norm (in preconditioned coordinates) and step size of each draw."""
         return entries_as(ChainStore, shared).columns(draws.shape[1])
@@ -317,4 +317,5 @@ class Langevin(Tempered, Chains):
         return f"give a step=pf.infer.step.Fixed(size=...) below the {present} {step}, or raise batch_size"
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        return chain_findings(record, problem, self.num_chains, self.burn_in, self.rule.given_size)
+        end = f"within burn_in={self.burn_in} steps of full length"
+        return chain_findings(record, problem, self.num_chains, end, self.rule.given_size, "run more rounds")

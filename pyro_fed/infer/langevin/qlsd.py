@@ -33,9 +33,9 @@ from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.contract import LocalResult, Noise, Start, State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_between
-from pyro_fed.density.derivatives import likelihood_scores
+from pyro_fed.density.derivatives import clients_likelihood_scores
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, ClientData
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.langevin.summed import SummedChains, SummedState
 from pyro_fed.infer.sites.records import as_entries, entries_as
 
@@ -62,17 +62,9 @@ class QLSD(SummedChains):
     Coordinates are unconstrained. Posterior SDs of parameters should be similar, as with standardised covariates.
 
     Args:
-        step_size: h; about a quarter of the narrowest posterior variance.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
-        num_chains: M.
-        burn_in: first rounds that are not kept.
-        target_ess: the run ends when the slowest coordinate has this many effective draws; None runs all.
         levels: s, of the quantiser, at most 127: fewer make more noise for the same bytes, and messages that compress
             better.
         memory: quantise what scores differ by from the client's usual one, as QLSD++ does; False is QLSD.
-
-    Raises:
-        SettingError: a setting out of its range, or unknown.
 
     References:
         Vono, Plassier, Durmus, Dieuleveut & Moulines (2022), QLSD: quantised Langevin stochastic dynamics for Bayesian
@@ -103,7 +95,7 @@ class QLSD(SummedChains):
 
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """The clients' quantised scores at each chain, less their memories, Eq. (1)."""
-        scores = problem.mapped(likelihood_scores, (0, BATCHES))(shared["position"], data.full_batch())
+        scores = clients_likelihood_scores(problem, shared["position"], data)
         sent = self.quantised(scores - local["memory"], noise["uniform"][0])
         return sent._asdict(), {"memory": local["memory"] + self.rate(problem.dim) * self.restored(sent)}, {}
 

@@ -31,7 +31,7 @@ from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, ClientData
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.langevin.gradients import SagaScore, Table, row_scores
+from pyro_fed.infer.langevin.gradients import SagaScore, Table, weighted_row_scores
 from pyro_fed.infer.langevin.langevin import Langevin
 from pyro_fed.infer.langevin.visits import Arrival, ClientState
 from pyro_fed.infer.sites.records import entries_as
@@ -43,21 +43,8 @@ class SAGALD(Langevin):
     """SAGA-LD: SGLD whose minibatches are corrected by the gradient that each row had when it was last drawn.
 
     Args:
-        num_chains: M, chains that run at once.
-        local_steps: T, steps a round.
-        burn_in: first steps of each chain that are not kept.
-        thin: one step in this many is kept.
-        target_ess: the run ends when the slowest coordinate has this many effective draws (all chains together)
-            and R-hat is at most 1.01 (1.025 of ten chains); None runs all rounds.
         batch_size: m, rows a step, each minibatch drawn anew, no row twice in one, weighted to all; from as many rows
             on as there are, all are taken.
-        step: the step's size and rule: a `pf.infer.step.Derived`, or a `pf.infer.step.Fixed`.
-        surrogates: the source of the Gaussians q_s: an algorithm that leaves Gaussian sites at the clients, or its
-            name: "laplace" for `FedLaplace()`, "fedep" for `FedEP()`, which fits skewed posteriors better, "local_sgld"
-            for `LocalSGLD()`, and "auto" for "fedep" as far as that has a full covariance by default and "laplace"
-            beyond. `Given` has them as tensors. None runs without: then give
-            `step=pf.infer.step.Fixed(precondition=False)`.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect beside the others; or, on a model, tables
@@ -102,7 +89,7 @@ class SAGALD(Langevin):
         arrival, client = entries_as(Arrival, shared), entries_as(ClientState, local)
         memory = _tables_of(shared)
         if not bool(client.ready.all()):
-            table = problem.mapped(row_scores, (0, BATCHES), calls=0)(arrival.position, data.full_batch())
+            table = problem.mapped(weighted_row_scores, (0, BATCHES), calls=0)(arrival.position, data.full_batch())
             memory = Table(table, table.sum(1))
         client, news = self.with_entries_of_first_visit(problem, arrival, client, data)
         score = SagaScore(client.inverse_f)

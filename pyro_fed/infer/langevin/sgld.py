@@ -22,22 +22,26 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import State
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_choice
+from pyro_fed.density.derivatives import clients_likelihood_scores
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, draw_minibatches
-from pyro_fed.infer.langevin.gradients import Score, likelihood_score
+from pyro_fed.density.rows.batches import ClientData, draw_minibatches
+from pyro_fed.infer.langevin.gradients import Score
 from pyro_fed.infer.langevin.langevin import Langevin
 from pyro_fed.infer.langevin.visits import Beginning, ClientState, PickRows
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorrectedLangevin(Langevin):
-    """Langevin samplers whose minibatches may be corrected by a control variate."""
+    """Langevin samplers whose minibatches may be corrected by a control variate.
 
-    # "reshuffled": a visit goes through the client's rows in random order, minibatch by minibatch. Or "anew": each
-    # minibatch is drawn from all of them, as published, which leaves the full minibatch noise.
+    Args:
+        minibatches: "reshuffled": a visit goes through the client's rows in random order, minibatch by minibatch. Or
+            "anew": each minibatch is drawn from all of them, as published, which leaves the full minibatch noise.
+        control_variate: correct minibatches by their gradient at the mode of p(θ) Π_s q_s(θ); "visit": where the
+            chain is when a visit begins (SVRG-LD), which needs no surrogates.
+    """
+
     minibatches: Literal["reshuffled", "anew"] = "reshuffled"
-    # correct minibatches by their gradient at the mode of p(θ) Π q_s(θ); "visit": where the chain is when a visit
-    # begins
     control_variate: bool | Literal["visit"] = True
 
     def __post_init__(self) -> None:
@@ -69,18 +73,18 @@ class CorrectedLangevin(Langevin):
             return clients
         return clients._replace(anchor_score=begin.anchor.new_zeros(len(visit_share), len(begin.anchor)))
 
-    def first_gradients(self, problem: Problem, client: ClientState, batch: Batch) -> State:
+    def first_gradients(self, problem: Problem, client: ClientState, data: ClientData) -> State:
         """The gradient of all rows at the mode."""
         if client.anchor_score is None or self.control_variate is not True:
             return {}
-        return {"anchor_score": problem.mapped(likelihood_score, (0, BATCHES), calls=0)(client.anchor, batch)}
+        return {"anchor_score": clients_likelihood_scores(problem, client.anchor.unsqueeze(1), data).squeeze(1)}
 
     def score_of_visit(self, problem: Problem, client: ClientState, position: Tensor, data: ClientData) -> Score:
         """The estimate with θ* at the mode, or at the chains' positions; with all rows there is no correction."""
         if client.anchor_score is None or self.takes_all_rows(data):
             return client.score()
         if self.control_variate == "visit":
-            score = problem.mapped(likelihood_score, (0, BATCHES))(position, data.full_batch())
+            score = clients_likelihood_scores(problem, position.unsqueeze(1), data).squeeze(1)
             return client._replace(anchor_score=score).score(position)
         return client.score(client.anchor.clone())  # a compiled step distinguishes its inputs by identity
 
@@ -89,29 +93,6 @@ class CorrectedLangevin(Langevin):
 @dataclass(frozen=True, kw_only=True)
 class SGLD(CorrectedLangevin):
     """Centralised stochastic gradient Langevin dynamics: `local_steps` steps per round on minibatches of all rows.
-
-    Args:
-        num_chains: M, chains that run at once.
-        local_steps: T, steps a round.
-        burn_in: first steps of each chain that are not kept.
-        thin: one step in this many is kept.
-        target_ess: the run ends when the slowest coordinate has this many effective draws (all chains together)
-            and R-hat is at most 1.01 (1.025 of ten chains); None runs all rounds.
-        batch_size: m, rows a step, weighted to all; None takes all rows.
-        minibatches: "reshuffled": a visit goes through the client's rows in random order, minibatch by minibatch. Or
-            "anew": each minibatch is drawn from all of them, as published, which leaves the full minibatch noise.
-        step: the step's size and rule: a `pf.infer.step.Derived`, or a `pf.infer.step.Fixed`.
-        surrogates: the source of the Gaussians q_s: an algorithm that leaves Gaussian sites at the clients, or its
-            name: "laplace" for `FedLaplace()`, "fedep" for `FedEP()`, which fits skewed posteriors better, "local_sgld"
-            for `LocalSGLD()`, and "auto" for "fedep" as far as that has a full covariance by default and "laplace"
-            beyond. `Given` has them as tensors. None runs without: then give
-            `step=pf.infer.step.Fixed(precondition=False)` and turn `control_variate` off.
-        control_variate: correct minibatches by their gradient at the mode of p(θ) Π_s q_s(θ); "visit": where the
-            chain is when a visit begins (SVRG-LD), which needs no surrogates.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
-
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Welling & Teh (2011), Bayesian learning via stochastic gradient Langevin dynamics; Eq. (1)-(2) of el Mekkaoui

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pyro_fed.conventions.doors import public_dir
-from pyro_fed.conventions.nested_settings import Variant, explains_unknown, refuse_unused
+from pyro_fed.conventions.nested_settings import Variant, explains_unknown, refuse_unused, shared_settings
 from pyro_fed.conventions.setting_checks import check_between, check_positive
 from pyro_fed.errors import SettingError
 
@@ -65,10 +65,6 @@ class Fixed(Step):
         size: h_0, the variance of the injected noise.
         precondition: whether the covariance of p(θ) Π_s q_s(θ) is the preconditioner, so that one step size suits
             posteriors of any scale.
-        midpoint: evaluate the score, and take draws, at θ + η/2, whose variance at a Gaussian is exact for every
-            stable step.
-        decay: γ of h_t = h_0 (1 + t / decay_offset)^-γ, in [0, 1]; 0 keeps the step constant.
-        decay_offset: number of steps after which the step has fallen by 2^-γ; only with a `decay`.
 
     References:
         El Mekkaoui et al. (2021), Sections 5.1 and 5.3, for 1e-4. Leimkuhler & Matthews (2013), for the midpoint.
@@ -102,10 +98,6 @@ class Derived(Step):
 
     Args:
         largest: largest h, in (0, 1]; stability ends at 4.
-        midpoint: evaluate the score, and take draws, at θ + η/2, whose variance at a Gaussian is exact for every
-            stable step.
-        decay: γ of h_t = h_0 (1 + t / decay_offset)^-γ, in [0, 1]; 0 keeps the step constant.
-        decay_offset: number of steps after which the step has fallen by 2^-γ; only with a `decay`.
 
     Example:
         >>> idata = pf.run(pf.infer.SGLD(step=pf.infer.step.Derived(largest=0.2)), fed)
@@ -126,11 +118,6 @@ class ForVisits(Derived):
     Args:
         visit_time: largest h T, in preconditioned time, where the posterior's relaxation time is 2; None takes the
             algorithm's own: 1, or 0.2 if clients work in parallel.
-        largest: largest h, in (0, 1]; stability ends at 4.
-        midpoint: evaluate the score, and take draws, at θ + η/2, whose variance at a Gaussian is exact for every
-            stable step.
-        decay: γ of h_t = h_0 (1 + t / decay_offset)^-γ, in [0, 1]; 0 keeps the step constant.
-        decay_offset: number of steps after which the step has fallen by 2^-γ; only with a `decay`.
 
     Example:
         >>> idata = pf.run(pf.infer.DSGLD(step=pf.infer.step.ForVisits(visit_time=0.5)), fed)
@@ -152,13 +139,6 @@ class Measured(ForVisits):
         visit_error: largest share by which the clients' errors may widen a variance; for `FALD`, also the largest
             shift of a mean by the clients' own noise, in SDs. An SD changes by half as much: by default by 1.5 %, the
             precision of 2,000 effective draws.
-        visit_time: largest h T, in preconditioned time, where the posterior's relaxation time is 2; None takes the
-            algorithm's own: 1, or 0.2 if clients work in parallel.
-        largest: largest h, in (0, 1]; stability ends at 4.
-        midpoint: evaluate the score, and take draws, at θ + η/2, whose variance at a Gaussian is exact for every
-            stable step.
-        decay: γ of h_t = h_0 (1 + t / decay_offset)^-γ, in [0, 1]; 0 keeps the step constant.
-        decay_offset: number of steps after which the step has fallen by 2^-γ; only with a `decay`.
 
     Example:
         >>> idata = pf.run(pf.FSGLD(step=pf.infer.step.Measured(visit_error=0.01)), fed)
@@ -172,13 +152,7 @@ class Measured(ForVisits):
 
     def unmeasured(self) -> ForVisits:
         """The same without the measurement."""
-        return ForVisits(
-            midpoint=self.midpoint,
-            decay=self.decay,
-            decay_offset=self.decay_offset,
-            largest=self.largest,
-            visit_time=self.visit_time,
-        )
+        return ForVisits(**shared_settings(self, ForVisits))
 
 
 def check_step_fits(owner: object, step: Step, kinds: tuple[type[Step], ...]) -> None:

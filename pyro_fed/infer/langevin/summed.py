@@ -42,11 +42,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import vjp
 
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.combination import Combination, clip
-from pyro_fed.algorithm.contract import Algorithm, LocalResult, Noise, Start, State
+from pyro_fed.algorithm.contract import LocalResult, Noise, Start, State
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.privacy import standard_normal
 from pyro_fed.algorithm.record import Record
@@ -59,8 +58,8 @@ from pyro_fed.density.derivatives import likelihood_scores, prior_scores
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.langevin.chain_diagnostics import chains_converged, fewest_effective, r_hat_limit
-from pyro_fed.infer.langevin.chains import ChainStore, Draws
+from pyro_fed.infer.langevin.chains import ChainStore, Draws, StoredChains, chain_findings
+from pyro_fed.infer.langevin.gradients import row_scores
 from pyro_fed.infer.sites.records import as_entries, entries_as
 
 if TYPE_CHECKING:
@@ -81,10 +80,15 @@ class SummedState(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SummedChains(Algorithm):
-    """Langevin chains at the server, by the clients' scores at the chains' positions."""
+class SummedChains(StoredChains):
+    """Langevin chains at the server, by the clients' scores at the chains' positions.
 
-    draws_are: ClassVar[str] = "chains"
+    Args:
+        step_size: h; about a quarter of the narrowest posterior variance.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
+        burn_in: first rounds that are not kept.
+    """
+
     #: When the step size may be left out, at the end of the error that asks for it.
     step_size_is_optional: ClassVar[str] = ""
 
@@ -163,23 +167,28 @@ class SummedChains(Algorithm):
         """R-hat and ESS as last computed, the number of stored draws, and the factor by which steps widen SDs."""
         chains = entries_as(ChainStore, after)
         judged = int(chains.judged) > int(entries_as(ChainStore, before).judged)
-        return chains.figures() | {"widened": widening(chains) if judged else math.nan}
+        return super().monitor(before, after) | {"widened": widening(chains) if judged else math.nan}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether the target number of effective draws is reached."""
-        if self.target_ess is None:
-            return None
-        last = figures[-1]
-        return chains_converged(self.num_chains, last["r_hat"], last["ess"], self.target_ess)
-
-    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        return entries_as(ChainStore, shared).sample(num_draws)
+        return None if self.target_ess is None else super().converged(figures)
 
     def advice(self, problem: Problem, before: State) -> str:
         return f"reduce step_size below its present {float(before['step_size']):.3g}"
 
+    @property
+    def cure(self) -> str:
+        """The cure of too few draws."""
+        return "run more rounds"
+
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        return summed_chain_findings(record, self.num_chains, self.burn_in, is_private=False)
+        """Warnings about chains that disagree, too few effective draws, and steps that are too long."""
+        end, step_size = f"within burn_in={self.burn_in} rounds", self.first_step_size(problem)
+        notes = chain_findings(record, problem, self.num_chains, end, step_size, self.cure)
+        widenings = [one["widened"] for one in record.figures if one and not math.isnan(one["widened"])]
+        if widenings and not widenings[-1] <= SD_MATTERS:
+            notes.append(sentences.steps_widen_draws(factor=widenings[-1]))
+        return notes
 
 
 @dataclass(frozen=True)
@@ -231,15 +240,11 @@ class SummedLangevin(SummedChains):
         temperature: α of generalised Bayes; the likelihood is raised to 1/α. Under privacy it makes the chain α times
             as long and the SDs √α times as wide.
         num_chains: M. Under privacy the chains share the norm, so that one chain is best.
-        burn_in: number of first rounds that are discarded.
         target_ess: the run ends when the slowest coordinate has this many effective draws; None runs all rounds, as
             private runs do.
         row_norm: norm to which rows' scores are clipped, for `pf.Private(unit="row")`, whose norm it has to equal; None
             does not clip.
         released_noise: s, set by the run from `pf.Private`, not by hand.
-
-    Raises:
-        SettingError: a setting out of its range, or unknown.
 
     References:
         Welling & Teh (2011). Wang, Fienberg & Smola (2015), Privacy for free.
@@ -315,46 +320,14 @@ class SummedLangevin(SummedChains):
             "narrowest posterior variance"
         )
 
-    def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        return summed_chain_findings(record, self.num_chains, self.burn_in, bool(self.released_noise))
-
-
-def row_scores(problem: Problem, z: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
-    """Gradients of the log-likelihoods of rows (m, ...) at z (D,), (m, D), by min(m, D) backward passes."""
-    value, pull = vjp(lambda z: problem.log_parts(z, rows)[1], z)[:2]
-    if len(value) <= len(z):
-        by_row: Tensor = problem.vmap(lambda e: pull(e)[0])(torch.eye(len(value)).to(value))
-        return by_row
-    pushed = vjp(lambda v: pull(v)[0], torch.zeros_like(value))[1]  # `pull` is linear: its own pullback is the Jacobian
-    columns: Tensor = problem.vmap(lambda e: pushed(e)[0])(torch.eye(len(z)).to(z))
-    return columns.T
+    @property
+    def cure(self) -> str:
+        """The cure of too few draws; under privacy, rounds are not free."""
+        return "raise temperature, spend more epsilon, or have more clients" if self.released_noise else super().cure
 
 
 #: Smallest number of draws per parameter for which the autocorrelation of every direction can be estimated.
 DRAWS_PER_PARAMETER = 20
-
-
-def summed_chain_findings(record: Record, num_chains: int, burn_in: int, is_private: bool) -> list[Finding]:
-    """Warnings about too few effective draws, chains that disagree, and steps that are too long."""
-    figures = record.latest
-    if not figures.get("kept"):
-        return [sentences.no_draw_kept(end=f"the run ended within burn_in={burn_in} rounds")]
-    notes = list[Finding]()
-    fewest = fewest_effective(num_chains)
-    if not figures["ess"] >= fewest:
-        cure = "raise temperature, spend more epsilon, or have more clients" if is_private else "run more rounds"
-        notes.append(
-            sentences.too_few_effective_draws(
-                effective=figures["ess"], needed=fewest, chain_is_short=True, cures=[cure]
-            )
-        )
-    limit = r_hat_limit(num_chains)
-    if num_chains > 1 and not figures["r_hat"] <= limit:
-        notes.append(sentences.chains_disagree(r_hat=figures["r_hat"], limit=f"{limit:.4g}", cures=()))
-    widenings = [one["widened"] for one in record.figures if one and not math.isnan(one["widened"])]
-    if widenings and not widenings[-1] <= SD_MATTERS:
-        notes.append(sentences.steps_widen_draws(factor=widenings[-1]))
-    return notes
 
 
 def widening(chains: ChainStore) -> float:

@@ -40,11 +40,12 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import LocalResult, Noise, Start, State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_between
+from pyro_fed.density.derivatives import clients_likelihood_scores
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, ClientData
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.averaged import AveragedLangevin
-from pyro_fed.infer.langevin.gradients import ControlVariateScore, likelihood_score
+from pyro_fed.infer.langevin.gradients import ControlVariateScore
 from pyro_fed.infer.langevin.step import Fixed, Step
 from pyro_fed.infer.langevin.visits import Arrival, ClientState
 from pyro_fed.infer.sites.records import entries_as
@@ -68,12 +69,6 @@ class VRFALD(AveragedLangevin):
     A draw is the average at the end of a round. A client of `FALD` sends the same without its score.
 
     Args:
-        num_chains: M, number of chains that run at once.
-        local_steps: T, steps of every client per round.
-        burn_in: number of first steps of each chain that are discarded.
-        thin: one step in this many is kept, a multiple of `local_steps`: clients agree only at the end of a round.
-        target_ess: the run ends when the slowest coordinate has this many effective draws (all chains together)
-            and R-hat is at most 1.01 (1.025 of ten chains); None runs all rounds.
         batch_size: m, rows per step, in minibatches that are drawn anew and weighted to represent all of the client's;
             None takes all.
         step: a `pf.infer.step.Fixed`; without surrogates it needs `precondition=False`.
@@ -81,10 +76,6 @@ class VRFALD(AveragedLangevin):
             Gaussian sites at the clients, its name, or `Given`; None begins at draws of the prior.
         shared_noise: τ, the share of the noise that is common to all clients. The clients' own noise biases the average
             of scores that are not linear.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
-
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Plassier, Durmus & Moulines (2023), Federated averaging Langevin dynamics: toward a unified theory and new
@@ -150,7 +141,7 @@ class VRFALD(AveragedLangevin):
         """Take T steps of Eq. (1); the message contains the score of all rows at their start."""
         arrival, client = entries_as(Arrival, shared), entries_as(ClientState, local)
         client, new_state = self.with_entries_of_first_visit(problem, arrival, client, data)
-        score_of_all_rows = problem.mapped(likelihood_score, (0, BATCHES))(arrival.position, data.full_batch())
+        score_of_all_rows = clients_likelihood_scores(problem, arrival.position.unsqueeze(1), data).squeeze(1)
         has_reference, share = shared["has_reference"].unsqueeze(-1), 1 / client.inverse_f.unsqueeze(-1)
         anchor = torch.where(has_reference, shared["reference"], arrival.position)
         score = ControlVariateScore(

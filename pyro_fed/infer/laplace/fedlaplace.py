@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.bounding import NORMAL_MEDIAN_DEVIATION, median_of, redescending, relative_rows
+from pyro_fed.algorithm.bounding import NORMAL_MEDIAN_DEVIATION, cohort_reach, redescending, relative_rows
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, LocalResult, Noise, Start
 from pyro_fed.algorithm.contributions import BoundedMessages, Contributions, SentMessages
@@ -97,14 +97,9 @@ def limited_values(
     expected = expected[:, :-1] - expected[:, nearest : nearest + 1]
     level = values[:, nearest : nearest + 1]
     departure = values - level - expected
-    row_ratio = relative_rows(values.new_ones(len(values)) if rows is None else rows.to(values))
-    departure_sd = median_of(departure.abs() / row_ratio.unsqueeze(-1), row_ratio) / NORMAL_MEDIAN_DEVIATION
-    reach = pull * row_ratio.clamp_min(1.0).sqrt().unsqueeze(-1) * departure_sd
-    median_level = level.median()
-    fits = departure.abs() <= reach
-    return median_level + expected + torch.where(fits, departure, redescending(departure, reach)), len(
-        values
-    ) * median_level
+    row_ratio, median_level = relative_rows(rows, values), level.median()
+    reach = cohort_reach(departure.abs(), pull / NORMAL_MEDIAN_DEVIATION, row_ratio, row_ratio)
+    return median_level + expected + redescending(departure, reach), len(values) * median_level
 
 
 @dataclass(frozen=True)
@@ -186,10 +181,6 @@ class FedLaplace(GaussianAlgorithm):
     The final `local` state holds each client's Gaussian site at the mode; `shared` holds the mode (`point`) and q.
 
     Args:
-        covariance: of the approximation: "full", "diag", or "auto": full up to 100 parameters (1,000 of linear
-            predictors).
-        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians as far as
-            the covariance is full by default.
         tolerance: the run has converged when the next Newton step is shorter than this many posterior SDs,
             (d'|H|d)^(1/2).
         start: "zeros" on the unconstrained scale (or a nearby point or a draw of the prior if the density or a
@@ -198,10 +189,6 @@ class FedLaplace(GaussianAlgorithm):
         fractions: fractions of the Newton step that the line search tries; the first must be 1.
         few_rows: number of rows of all clients, approximately, whose posterior is approximated, as at the start of
             `FedEP` with few rows; None takes all rows.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
-
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Smola, Vishwanathan & Eleazar (2003), Laplace propagation. Nocedal & Wright (2006), Numerical optimization,
@@ -395,3 +382,10 @@ class FedLaplace(GaussianAlgorithm):
         if not record.latest.get("indefinite"):
             return []
         return [sentences.point_is_no_maximum()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PooledLaplace(FedLaplace):
+    """Newton's method on the pooled data."""
+
+    pooled: ClassVar[bool] = True

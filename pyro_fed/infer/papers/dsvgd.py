@@ -52,7 +52,7 @@ from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
-from pyro_fed.density.derivatives import likelihood_scores, prior_scores
+from pyro_fed.density.derivatives import clients_likelihood_scores, likelihood_scores, prior_scores
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, batch_of, with_batches
 from pyro_fed.infer.sites.records import entries_as
@@ -81,16 +81,23 @@ class Site(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SiteParticles(ParticleAlgorithm, Indicators):
-    """Base of DSVGD and U-DSVGD: global particles at a server, and one site for each client; clients take turns."""
+    """Base of DSVGD and U-DSVGD: global particles at a server, and one site for each client; clients take turns.
+
+    Args:
+        num_particles: N.
+        local_steps: L, SVGD steps of a client's turn, one turn per round.
+        kde_bandwidth: λ, standard deviation of the KDE's Gaussian kernel.
+        kde_floor: constant added to the KDE, in units of a kernel's peak; 0 as in the paper.
+        draws: draws of the result: "particles", or draws of the KDE q around them, which average to the predictive of
+            Eq. (22) to (24).
+    """
 
     fewest_particles: ClassVar[int] = 1
     #: The kind of a client's site, a record of entries of its state.
     site_kind: ClassVar[type[Any]] = Site
 
-    kde_bandwidth: float = 0.55  # λ, standard deviation of the KDE's Gaussian kernel
-    kde_floor: float = 1e-9  # constant added to the KDE, in units of a kernel's peak; 0 as in the paper
-    # draws of the result: "particles", or draws of the KDE q around them, whose average is the predictive density of
-    # Eq. (22) to (24)
+    kde_bandwidth: float = 0.55
+    kde_floor: float = 1e-9
     draws: Literal["particles", "kde"] = "particles"
 
     def __post_init__(self) -> None:
@@ -147,7 +154,7 @@ class SiteParticles(ParticleAlgorithm, Indicators):
         """The KSD of the particles from the client's tilted distribution, or the client's likelihood scores there."""
         batch, q, site = data.full_batch(), entries_as(Approximation, shared), entries_as(self.site_kind, local)
         if kind == "hip":
-            scores = problem.mapped(likelihood_scores, (0, BATCHES))(q.particles, batch)
+            scores = clients_likelihood_scores(problem, q.particles, data)
             return {"scores": scores / self.temperature}
         return {"ksd": problem.mapped(self._tilted_ksd, (0, 0, BATCHES))(q, site, batch)}
 
@@ -229,24 +236,7 @@ class PaperDSVGD(SiteParticles):
     """DSVGD as published: particles at the server, and a site of N local particles at each client.
 
     Args:
-        num_particles: N.
-        local_steps: L, SVGD steps of a client's turn, one turn per round.
-        step_size: learning rate of AdaGrad at the beginning, in the units of the unconstrained scale.
-        momentum: weight of the past in AdaGrad's running mean of squares, in [0, 1).
-        fudge: constant added to the root of that mean.
-        batch_size: rows per step, weighted to represent all of the client's; None takes all.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
-        kernel: kernel of the SVGD direction, from `pyro_fed.ops`; the default is RBF with the median heuristic.
-        entropy: whether to record each turn's exact change of the particles' entropy (`entropy_gain`, nats); costs
-            D passes over the kernel per step.
-        kde_bandwidth: λ, standard deviation of the KDE's Gaussian kernel.
-        kde_floor: constant added to the KDE, in units of a kernel's peak; 0 as in the paper.
-        draws: draws of the result: "particles", or draws of the KDE q around them, which average to the predictive of
-            Eq. (22) to (24).
         distill_steps: L', SVGD steps that distil the site.
-
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Kassab & Simeone, Algorithm 1, Eq. (13)-(17); settings from Table 3.

@@ -25,20 +25,8 @@ class GVI(Converging, Damped, Controlled):
     """Global variational inference: a Gaussian fitted to the pooled data by natural-gradient steps.
 
     Args:
-        covariance: covariance of q: "full", "diag", or "auto": full up to 100 parameters (1,000 of linear predictors).
-        curvature: curvature of the likelihood: "hessian", "fisher" (never negative), or "auto": Hessians if the
-            covariance is full by default.
-        num_points: even number of Sobol points for expectations under q.
-        tolerance: the run has converged when no mean moves by more than this many SDs in a round, and no SD changes
-            by more than this share.
-        guide: an automatic Gaussian guide of Pyro, class or instance, in place of `covariance`.
         client: `pf.infer.tilted.Newton` or its name, the natural gradient; no other is accepted.
         damping: δ, in (0, 1]; None takes 1.
-        step_control: acceleration and damping of Newton steps.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
-
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Bui et al. (2018), Property 4. Khan & Nielsen (2018).

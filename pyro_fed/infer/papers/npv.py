@@ -67,9 +67,6 @@ class NPV(Algorithm):
             changes by more than this.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
-    Raises:
-        SettingError: a setting out of its range, or unknown.
-
     References:
         Gershman, Hoffman & Blei (2012), Nonparametric variational inference.
 

@@ -39,13 +39,15 @@ from pyro_fed.conventions.setting_checks import (
     check_positive,
     check_probabilities,
 )
+from pyro_fed.density.derivatives import clients_log_likelihoods
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, row_dtype
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import DataError, SettingError
 from pyro_fed.graph import Graph
 from pyro_fed.graph.base import require_centrality
 from pyro_fed.graph.consensus import MAX_TOLERANCE
 from pyro_fed.graph.mixing import mix
+from pyro_fed.infer.peers.peer_sites import Turn
 from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.ops.importance import MIN_SMOOTHED_DRAWS
 
@@ -72,10 +74,6 @@ class P2PFinite(Tempered, OnGraph):
         gossip_tolerance: share of the agents' disagreement that a round's consensus leaves, if `gossip_steps` is None.
         tolerance: the run has converged when all rows are used, and no probability changes by more in a round or
             differs by more between two agents.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
-
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Wang et al., Peer-to-peer variational federated learning over arbitrary graphs, Eq. (4) and (6).
@@ -155,22 +153,13 @@ class P2PFinite(Tempered, OnGraph):
         position, (belief, candidates) = local["next_row"], entries_as(Beliefs, shared)
         rows_left = data.num_rows - position
         if bool((rows_left > 0).any()):
-            batch, position = self._rows(data, position)
-            log_lik = problem.mapped(_log_likelihoods, (0, BATCHES))(candidates, batch).double()
+            rows, position = Turn(position).rows(data, self.batch_size or data.row_index.shape[1])
+            log_lik = clients_log_likelihoods(problem, candidates, rows)
             v = shared["centrality"][:, None] if self.weighting == "exact" else 1.0
             belief = belief + log_lik.nan_to_num(nan=IMPOSSIBLE, neginf=IMPOSSIBLE).clamp_min(IMPOSSIBLE) / v
         effective = 1 / torch.softmax(belief, -1).square().sum(-1)
         figures = {"rows_left": (data.num_rows - position).double(), "effective": effective}
         return {"log_belief": torch.log_softmax(belief, -1)}, {"next_row": position}, figures
-
-    def _rows(self, data: ClientData, first: Tensor) -> tuple[Batch, Tensor]:
-        """This round's rows of each agent, (C, m), and the row at which the next round begins."""
-        size = self.batch_size or data.row_index.shape[1]
-        position = first[:, None] + torch.arange(size, device=first.device)
-        valid = position < data.num_rows[:, None]
-        index = data.row_index.gather(1, position.clamp_max(data.row_index.shape[1] - 1))
-        batch = Batch(tuple(leaf[index] for leaf in data.rows), valid.to(row_dtype(data.rows)) * data.power)
-        return batch, torch.minimum(position[:, -1] + 1, data.num_rows)
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
         return {}
@@ -215,8 +204,3 @@ class P2PFinite(Tempered, OnGraph):
                 sentences.candidates_miss_the_posterior(candidates=self.num_candidates, worth=float(effective.min()))
             )
         return notes
-
-
-def _log_likelihoods(problem: Problem, points: Tensor, batch: Batch) -> Tensor:
-    """Log-likelihoods of an agent's rows at the candidates: (M,)."""
-    return problem.log_lik(points, batch)

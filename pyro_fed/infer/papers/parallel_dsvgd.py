@@ -48,25 +48,10 @@ class PaperParallelDSVGD(PaperDSVGD):
     """Parallel-DSVGD as published: several clients per round send their sites, which the server distils.
 
     Args:
-        num_particles: N.
         local_steps: L, SVGD steps of a client on its tilted target.
-        step_size: learning rate of AdaGrad at the beginning, in the units of the unconstrained scale.
-        momentum: weight of the past in AdaGrad's running mean of squares, in [0, 1).
-        fudge: constant added to the root of that mean.
-        batch_size: rows per step, weighted to represent all of the client's; None takes all.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
-        kernel: kernel of the SVGD direction, from `pyro_fed.ops`; the default is RBF with the median heuristic.
         entropy: refused, since the server moves particles by several clients' sites; use `PaperDSVGD`.
-        kde_bandwidth: λ, standard deviation of the KDE's Gaussian kernel.
-        kde_floor: constant added to the KDE, in units of a kernel's peak; 0 as in the paper.
-        draws: draws of the result: "particles", or draws of the KDE q around them, which average to the predictive of
-            Eq. (22) to (24).
-        distill_steps: L', SVGD steps that distil the site.
         server_steps: L_s, SVGD steps at the server.
         share: share of the clients that work in a round by default, chosen at random; at least one client.
-
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Kassab & Simeone, Appendix A.5, Algorithm 5, Eq. (28)-(29).

@@ -102,9 +102,6 @@ class PMD(Algorithm):
         batch_size: rows per step, weighted to represent all; None takes all.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
-
     References:
         Dai, He, Dai & Song (2016), Algorithm 1.
 

@@ -35,20 +35,9 @@ class PaperSVGD(ParticleAlgorithm):
     """Centralised SVGD as in the DSVGD paper: `local_steps` steps per round on the pooled data.
 
     Args:
-        num_particles: N, at least 2.
-        local_steps: L, SVGD steps per round.
-        step_size: learning rate of AdaGrad at the beginning, in the units of the unconstrained scale.
-        momentum: weight of the past in AdaGrad's running mean of squares, in [0, 1).
-        fudge: constant added to the root of that mean.
-        batch_size: rows per step, weighted to represent all; None takes all.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
-        kernel: kernel of the SVGD direction, from `pyro_fed.ops`; the default is RBF with the median heuristic.
         entropy: whether to record the exact change of the particles' entropy in each turn (figure `entropy_gain`,
             nats), and `free_energy_change`, of F = KL(q ‖ p_0 p) up to a constant. Costs D passes over the kernel per
             step.
-
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Liu & Wang (2016), Stein variational gradient descent. Kassab & Simeone, Algorithm 3, Eq. (8).

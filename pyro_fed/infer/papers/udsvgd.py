@@ -53,25 +53,6 @@ class UDSVGD(SiteParticles):
 
     The buffer doubles when it is full, so that a compiled step is compiled anew only a few times.
 
-    Args:
-        num_particles: N.
-        local_steps: L, SVGD steps of a client's turn, one turn per round.
-        step_size: learning rate of AdaGrad at the beginning, in the units of the unconstrained scale.
-        momentum: weight of the past in AdaGrad's running mean of squares, in [0, 1).
-        fudge: constant added to the root of that mean.
-        batch_size: rows per step, weighted to represent all of the client's; None takes all.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
-        kernel: kernel of the SVGD direction, from `pyro_fed.ops`; the default is RBF with the median heuristic.
-        entropy: whether to record each turn's exact change of the particles' entropy (`entropy_gain`, nats); costs
-            D passes over the kernel per step.
-        kde_bandwidth: λ, standard deviation of the KDE's Gaussian kernel.
-        kde_floor: constant added to the KDE, in units of a kernel's peak; 0 as in the paper.
-        draws: draws of the result: "particles", or draws of the KDE q around them, which average to the predictive of
-            Eq. (22) to (24).
-
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
-
     References:
         Kassab & Simeone, Appendix A.1, Algorithm 4, Eq. (9)-(15); settings from Table 3.
 

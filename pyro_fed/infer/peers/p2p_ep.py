@@ -26,7 +26,7 @@ site is not updated if its weights leave fewer effective points than the share `
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -35,17 +35,17 @@ from pyro_fed.algorithm.contract import Algorithm, LocalResult, Noise, State
 from pyro_fed.algorithm.record import Record
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.nested_settings import explains_unknown
+from pyro_fed.conventions.nested_settings import explains_unknown, shared_settings
 from pyro_fed.conventions.setting_checks import check_at_least, check_between
+from pyro_fed.density.derivatives import clients_log_likelihoods, prior_values
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.peers.p2p_vi import P2PVI
 from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
 from pyro_fed.infer.peers.peer_sites import Agent, public_belief
 from pyro_fed.infer.sites.gaussian_sites import as_state, flat_like, gaussian, spread_points, where
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.ops.memory import count_in_memory
 
 
 @explains_unknown
@@ -54,29 +54,15 @@ class P2PEP(PeerGaussian):
     """Expectation propagation without a server, over an arbitrary graph; it starts at the answer of `P2PVI`.
 
     Args:
-        covariance: of the beliefs: "full", "diag", or "auto": full up to 100 parameters.
-        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians as far as
-            the covariance is full by default.
         num_points: Sobol points for expectations under a belief in `P2PVI`, which comes first; even.
-        tolerance: the run has converged when in a round no agent's mean moves by more than this many SDs and no SD by
-            more than this share, and agents differ by no more.
-        damping: fraction of a site's change in a round, in (0, 1].
-        gossip_steps: consensus steps of W a round, as published; None takes the fewest that shrink disagreement by
-            `gossip_tolerance`, of a polynomial of W on a fixed graph (one, if different groups are awake in each
-            round).
         gossip_tolerance: share of the agents' disagreement that a round's consensus leaves, if `gossip_steps` is
             None; None is 0.01 here, and in `P2PVI` what that takes.
         start: where `P2PVI`, which comes first, starts: "consensus": a Laplace approximation of all data, by Newton's
             method over the graph; "local": each agent's own, with nothing exchanged, which needs more rows than
             parameters at every agent; "prior": every belief begins as the prior, or its Laplace approximation; "auto":
             "consensus", or "local" if groups of agents are awake in turn. "draw" is for beliefs as published.
-        trace: keep every agent's belief of every round (means and SDs) in the record, for `pf.plots.plot_consensus`.
         tilted_points: Sobol points of a belief for the tilted moments.
         min_effective: share of effective points below which an agent keeps its site in a round.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
-
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Guo et al. (2023), Federated learning as variational inference, Algorithm 1, without its server.
@@ -99,13 +85,12 @@ class P2PEP(PeerGaussian):
 
     def warm_start(self, problem: Problem) -> Algorithm:
         """`P2PVI` with the same settings, whose beliefs and sites are the start."""
-        shared = {setting.name: getattr(self, setting.name) for setting in fields(PeerGaussian)}
-        return P2PVI(**shared)
+        return P2PVI(**shared_settings(self, PeerGaussian))
 
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Compute new sites of C agents by their tilted moments."""
         q, agent = gaussian(shared), entries_as(Agent, local)
-        matched, effective = self._tilted(problem, q, agent.site, data.full_batch(), agent.prior_share)
+        matched, effective = self._tilted(problem, q, agent.site, data, agent.prior_share)
         usable = q.is_proper() & (effective >= self.min_effective) & matched.is_proper()
         change = where(usable, matched / q, flat_like(q))
         message, fraction = public_belief(q, change ** (1.0 / shared["centrality"]), q.is_proper(), self.damping)
@@ -114,11 +99,13 @@ class P2PEP(PeerGaussian):
         return as_state(message), {**local, **as_entries(new_agent)}, info
 
     def _tilted(
-        self, problem: Problem, q: Gaussian, site: Gaussian, batch: Batch, prior_share: Tensor
+        self, problem: Problem, q: Gaussian, site: Gaussian, data: ClientData, prior_share: Tensor
     ) -> tuple[Gaussian, Tensor]:
         """Gaussians with the tilted distributions' moments, and the share of effective points, (C,)."""
         points = spread_points(q, self.tilted_points).transpose(0, 1)
-        log_w = self._log_targets(problem, points, batch, prior_share)
+        at = points.to(problem.dtype)
+        log_prior = problem.mapped(prior_values, (0,))(at).double()
+        log_w = clients_log_likelihoods(problem, at, data) + prior_share.unsqueeze(1) * log_prior
         log_w = log_w - type(site)(site.precision.unsqueeze(1), site.eta.unsqueeze(1)).log_factor(points)
         w = torch.softmax(log_w.nan_to_num(nan=-torch.inf), 1)
         mean = torch.einsum("cs,csd->cd", w, points)
@@ -128,21 +115,6 @@ class P2PEP(PeerGaussian):
         else:
             spread = torch.einsum("cs,csd->cd", w, away.square())
         return type(q).from_moments(mean, spread), 1.0 / (w.square().sum(1) * self.tilted_points)
-
-    def _log_targets(self, problem: Problem, points: Tensor, batch: Batch, prior_share: Tensor) -> Tensor:
-        """log p(D_i | z) + c_i log p(z) at the agents' points: (C, S), float64."""
-        size = count_in_memory(len(batch.weight) * batch.width() * problem.num_nodes)
-        run = problem.mapped(self._log_target, (0, BATCHES, 0))
-        parts = [run(part, batch, prior_share) for part in points.to(problem.dtype).split(size, 1)]
-        return torch.cat([part.double() for part in parts], 1)
-
-    def _log_target(self, problem: Problem, points: Tensor, batch: Batch, prior_share: Tensor) -> Tensor:
-        def at(z: Tensor) -> Tensor:
-            log_prior, pointwise = problem.log_parts(z, batch.rows)
-            return prior_share * log_prior + (pointwise * batch.weight).sum()
-
-        values: Tensor = problem.vmap(at)(points)
-        return values
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """A warning about agents whose tilted distribution does not overlap the belief."""

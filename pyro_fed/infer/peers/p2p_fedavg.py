@@ -37,17 +37,7 @@ class P2PFedAvg(LocalSGD, OnGraph):
     """Federated averaging over a graph: a point at every agent, and no posterior.
 
     Args:
-        chain_steps: L, SGD steps a round.
-        step_size: of SGD, on the log-likelihood a row.
-        momentum: of SGD, in [0, 1).
-        batch_size: rows a step; None takes all.
-        unit: the unit of `chain_steps`: "steps", or "epochs", in each of which an agent takes every row once, in
-            minibatches of `batch_size`.
-        prior: add the agent's share of the log prior to its objective.
         gossip_steps: consensus steps a round.
-
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         McMahan et al. (2017), Communication-efficient learning of deep networks from decentralized data. Lian et al.

@@ -34,7 +34,7 @@ from pyro_fed.infer.ep.ascent import has_fallen
 from pyro_fed.infer.ep.guided import UNKNOWN, GuideSites, Path, proper_fraction, site_of_scores
 from pyro_fed.infer.ep.step_control import StepControl
 from pyro_fed.infer.peers.peer_gaussian import PeerBeliefs
-from pyro_fed.infer.sites.gaussian_sites import moves
+from pyro_fed.infer.sites.gaussian_sites import largest_move
 from pyro_fed.infer.sites.records import as_entries, entries_as
 
 
@@ -122,7 +122,7 @@ class GuidedP2PVI(PeerBeliefs, GuideSites):
         values = torch.where(usable, values, agent.value)
         most = v.new_tensor(1.0 if self.accelerates else self.damping)
         each = zip(natural, change / v.unsqueeze(-1), strict=True)
-        fraction = torch.stack([proper_fraction(family, *one, most) for one in each])
+        fraction = torch.stack([proper_fraction(family.proper, *one, most) for one in each])
         made = fraction.unsqueeze(-1) * change
         message = {
             "natural": natural + made / v.unsqueeze(-1),
@@ -143,7 +143,7 @@ class GuidedP2PVI(PeerBeliefs, GuideSites):
         """An agent's belief with the x of its next site."""
         family, natural, at, path = self.family(problem), belief.natural, belief.at, belief.path
         mean, sd = family.moments(natural)
-        belief = belief._replace(mean=mean, sd=sd, moved=moves(family.moments(at), (mean, sd)).amax())
+        belief = belief._replace(mean=mean, sd=sd, moved=largest_move(family.moments(at), (mean, sd)))
         if not self.accelerates:
             return belief._replace(at=natural)
         bound = torch.where(belief.unusable < 0.5, belief.bound, -torch.inf)
@@ -152,7 +152,7 @@ class GuidedP2PVI(PeerBeliefs, GuideSites):
         else:
             move, fisher = natural - at, self.draws_at(problem, at).fisher
             added, path = path.onwards(at, move, bound, fisher, self.damping)
-            plain = at + proper_fraction(family, at, move, path.pace) * move
+            plain = at + proper_fraction(family.proper, at, move, path.pace) * move
             at = plain + added if family.proper(plain + added) else plain
         return belief._replace(at=at, path=path)
 

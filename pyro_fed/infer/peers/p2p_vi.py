@@ -86,7 +86,6 @@ class P2PVI(PeerGaussian):
     """Peer-to-peer variational inference over an arbitrary graph, exact by default.
 
     Args:
-        covariance: of the beliefs: "full", "diag", or "auto": full up to 100 parameters (1,000 of linear predictors).
         curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians as far as
             the covariance is full by default. Of "newton" and the start alone.
         num_points: Sobol points for expectations under a belief; even. Of "newton" alone.
@@ -95,9 +94,6 @@ class P2PVI(PeerGaussian):
             random, nor as published if data count again in every round.
         damping: fraction of a site's change in a round, in (0, 1]; 1/2 if it is not set and scores are discontinuous,
             as those of a median regression or of a lasso's prior.
-        gossip_steps: consensus steps of W a round, as published; None takes the fewest that shrink disagreement by
-            `gossip_tolerance`, of a polynomial of W on a fixed graph (one, if different groups are awake in each
-            round).
         gossip_tolerance: share of the agents' disagreement that a round's consensus leaves, if `gossip_steps` is
             None. None is 1e-4 if rounds are accelerated (see `pf.infer.update.Newton`), otherwise 0.01.
         start: "consensus": a Laplace approximation of all data first, by Newton's method over the graph; "local": each
@@ -108,7 +104,6 @@ class P2PVI(PeerGaussian):
             published and with "svi", which take nothing else but "draw", and where rows' scores jump; "local", under
             the Gaussian nearest to the prior, where the prior's do; otherwise "consensus", or "local" if groups of
             agents are awake in turn.
-        trace: keep every agent's belief of every round (means and SDs) in the record, for `pf.plots.plot_consensus`.
         weighting: "exact" (each datum counts once, whatever the graph) or "paper" (as published).
         update: the solver of Eq. (3): `pf.infer.update.Newton` (expected Newton steps, closed form where conjugate),
             `pf.infer.update.SVI` (Adam on the ELBO with a Gaussian guide, Bayes by backprop), or `pf.infer.update.IVON`
@@ -118,10 +113,6 @@ class P2PVI(PeerGaussian):
             minibatches of Adam are a setting of `pf.infer.update.SVI`.
         guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance; or a function whose
             global sites are exponential families, which agents mix in their natural parameters.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
-
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Wang et al., Peer-to-peer variational federated learning over arbitrary graphs, Eq. (3), (4), (8).

@@ -55,8 +55,8 @@ from pyro_fed.infer.sites.gaussian_sites import (
     fit_prior,
     flat_site,
     gaussian,
+    largest_move,
     moments_of,
-    moves,
     where,
 )
 from pyro_fed.infer.sites.records import as_entries
@@ -73,16 +73,25 @@ ACCELERATED_GOSSIP_TOLERANCE = 1e-4
 
 @dataclass(frozen=True, kw_only=True)
 class PeerBeliefs(Algorithm, OnGraph):
-    """Beliefs of an exponential family, whose natural parameters are mixed over a graph."""
+    """Beliefs of an exponential family, whose natural parameters are mixed over a graph.
+
+    Args:
+        tolerance: the run has converged when in a round no agent's mean moves by more than this many SDs and no SD by
+            more than this share, and agents differ by no more.
+        damping: fraction of a site's change in a round, in (0, 1].
+        gossip_steps: consensus steps of W a round, as published; None takes the fewest that shrink disagreement by
+            `gossip_tolerance`, of a polynomial of W on a fixed graph (one, if different groups are awake in each
+            round).
+        gossip_tolerance: share of the agents' disagreement that a round's consensus leaves, if `gossip_steps` is
+            None; None is 0.01, or 1e-4 if rounds are accelerated (see `pf.infer.update.Newton`).
+    """
 
     draws_are: ClassVar[str] = "agents"
 
     tolerance: float = 1e-4
-    damping: float = 1.0  # fraction of a site's change in a round
-    # consensus steps of W a round, as published; None takes the fewest that shrink disagreement by
-    # `gossip_tolerance`, of a polynomial of W on a fixed graph (one, if different groups are awake in each round)
+    damping: float = 1.0
     gossip_steps: int | None = None
-    gossip_tolerance: float | None = None  # see `gossip_steps`; None is 0.01, or 1e-4 if rounds are accelerated
+    gossip_tolerance: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()  # type: ignore[misc]  # of the other base of a subclass
@@ -157,17 +166,20 @@ class PeerBeliefs(Algorithm, OnGraph):
 
 @dataclass(frozen=True, kw_only=True)
 class PeerGaussian(PeerBeliefs, SpreadGaussian):
-    """Gaussian beliefs that are mixed over a graph."""
+    """Gaussian beliefs that are mixed over a graph.
+
+    Args:
+        start: "consensus": a Laplace approximation of all data first, by Newton's method over the graph; "local": each
+            agent's own, with nothing exchanged, which needs more rows than parameters at every agent; "prior": every
+            belief begins as the prior, or its Laplace approximation; "draw": with the prior's SDs about one draw from
+            it, common to all (a neural network's prior mean is a saddle); "auto": "consensus", or "local" if groups of
+            agents are awake in turn.
+        trace: keep every agent's belief of every round (means and SDs) in the record, for `pf.plots.plot_consensus`.
+    """
 
     symmetric: ClassVar[frozenset[str]] = frozenset({"precision"})
 
-    # "consensus": a Laplace approximation of all data first, by Newton's method over the graph (see
-    # `peers.consensus_laplace`); "local": each agent's own, with nothing exchanged, which needs more rows than
-    # parameters at every agent; "prior": every belief begins as the prior, or its Laplace approximation; "draw": with
-    # the prior's SDs about one draw from it, common to all (a neural network's prior mean is a saddle); "auto":
-    # "consensus", or "local" if groups of agents are awake in turn
     start: Literal["auto", "consensus", "local", "prior", "draw", "fedavg"] = "auto"
-    # keep every agent's belief of every round (means and SDs) in the record, for `pf.plots.plot_consensus`
     trace: bool = False
 
     def __post_init__(self) -> None:
@@ -247,7 +259,7 @@ class PeerGaussian(PeerBeliefs, SpreadGaussian):
     def witness(self, before: State, after: State) -> State:
         """Each agent's own move, and its means and SDs."""
         old, (mean, sd) = (moments_of(gaussian(state)) for state in (before, after))
-        return {"moved": moves((old[0], old[1]), (mean, sd)).amax(-1), "mean": mean, "sd": sd}
+        return {"moved": largest_move(old, (mean, sd)), "mean": mean, "sd": sd}
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         return gaussian(shared).require_proper("the agents' beliefs").even_sample(num_draws, generator).transpose(0, 1)

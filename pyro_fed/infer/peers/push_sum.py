@@ -51,24 +51,12 @@ class P2PPushSum(PeerGaussian):
     """Peer-to-peer variational inference by PushSum: exact on directed graphs, without centralities.
 
     Args:
-        covariance: of the beliefs: "full", "diag", or "auto": full up to 100 parameters.
-        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians as far as
-            the covariance is full by default.
-        num_points: Sobol points for expectations under a belief; even.
-        tolerance: the run has converged when in a round no agent's mean moves by more than this many SDs and no SD by
-            more than this share, and agents differ by no more.
-        damping: fraction of a site's change in a round, in (0, 1].
         gossip_steps: PushSum steps a round; None takes those that shrink disagreement by `gossip_tolerance`.
         gossip_tolerance: share of the agents' disagreement that a round leaves, if `gossip_steps` is None; None is
             0.01.
         start: "local": each agent's own Laplace approximation, with nothing exchanged; "prior": every belief begins as
             the prior, or its Laplace approximation; "auto" is "local". Newton's method over the graph is for W whose
             rows sum to one.
-        trace: keep every agent's belief of every round (means and SDs) in the record, for `pf.plots.plot_consensus`.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
-
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Kempe, Dobra & Gehrke (2003). Nedić & Olshevsky (2015). Wang et al., Eq. (3).

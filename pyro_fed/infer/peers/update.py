@@ -16,12 +16,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import torch
+from torch import Tensor
 
 from pyro_fed.algorithm.contract import Noise
 from pyro_fed.conventions.doors import public_dir
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
-from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
+from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
@@ -60,11 +60,6 @@ class Newton(tilted.Newton, Update):
     The algorithm's `num_points`, `curvature` and `damping` determine how the steps are computed and damped.
 
     Args:
-        steps: largest number of steps per round. With more than one the cavity is held fixed, and each step is
-            backtracked or rejected.
-        enough: as in `pf.infer.tilted.Newton`.
-        begin: as in `pf.infer.tilted.Newton`.
-        few_rows: as in `pf.infer.tilted.Newton`.
         memory: rounds in the history of the acceleration of single, undamped steps; 1 turns it off, as does a graph on
             which agents do not agree after a round.
 
@@ -84,17 +79,16 @@ class Newton(tilted.Newton, Update):
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class SVI(Update):
+class SVI(GuideFit, Update):
     """Bayes by backprop: Adam on the evidence lower bound of a Gaussian guide around the belief, afresh every round.
 
     Args:
         steps: u, Adam steps per round.
         step_size: Adam's rate, in `units`.
+        batch_size: B, rows per step, weighted to all of the agent's; None takes all.
         units: units of the rate: "sds" of the belief, which do not depend on the parameters' units, or "parameters",
             the parameters' own units as published, for diagonal beliefs only.
         round_decay: factor on the rate from one round to the next, in (0, 1]: 0.99 and 0.998 in Tables I and II.
-        num_samples: draws of the guide per step.
-        batch_size: B, rows per step, weighted to all of the agent's; None takes all.
 
     References:
         Wang et al., Section V-B1. Blundell et al. (2015), Weight uncertainty in neural networks.
@@ -108,15 +102,12 @@ class SVI(Update):
 
     steps: int = 100
     step_size: float = 0.05
+    num_samples: int = 1
     units: Literal["sds", "parameters"] = "sds"
     round_decay: float = 1.0
-    num_samples: int = 1
-    batch_size: int | None = None
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "steps", "num_samples")
-        check_at_least(self, 1, "batch_size", allow_none=True)
-        check_positive(self, "step_size")
+        super().__post_init__()
         check_choice(self, "units", ("sds", "parameters"))
         check_between(self, "round_decay", 0, 1)
 
@@ -125,23 +116,13 @@ class SVI(Update):
         """Whether the fit is in the parameters' own units."""
         return self.units == "parameters"
 
-    @property
-    def guide_fit(self) -> GuideFit:
-        """The fit of a guide with these settings, and Adam's default β and ε."""
-        return GuideFit(
-            steps=self.steps,
-            step_size=self.step_size,
-            samples=self.num_samples,
-            batch_size=self.batch_size,
-            units=self.units,
-        )
-
-    def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
-        return self.guide_fit.draw_noise(problem, num_rows, generator)
+    def rate(self, count: Tensor) -> float:
+        """The setting `step_size`, in every step of a round."""
+        return self.step_size
 
     def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """Fit guides to cavity × likelihood: Eq. (3) as published, where the cavity is q_i itself."""
-        guide = self.guide_fit.fit(problem, received.q, received.cavity, data, noise, received.pace)
+        guide = self.fit(problem, received.q, received.cavity, data, noise, received.pace)
         return site_from(guide, received.cavity)
 
 

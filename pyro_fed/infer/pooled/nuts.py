@@ -78,25 +78,80 @@ def trajectory_warnings(record: Record, problem: Problem) -> list[Finding]:
     ]
 
 
-@explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class NUTS(Algorithm):
-    """Markov chains on the pooled data by Pyro's NUTS.
+class TreeChains(Algorithm):
+    """Base of algorithms whose one round is chains of the No-U-Turn Sampler.
 
     Args:
         num_samples: number of draws of each chain after warm-up.
         warmup_steps: number of warm-up draws, in which the step size and the mass matrix are adapted.
-        num_chains: number of chains, which run one after the other.
         target_accept_prob: target of the step size's adaptation; raise it if trajectories diverge.
         max_tree_depth: a draw takes at most 2^max_tree_depth - 1 leapfrog steps.
         full_mass: whether to adapt a dense mass matrix instead of a diagonal one.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
+    """
+
+    on_cpu: ClassVar[bool] = True
+    draws_are: ClassVar[str] = "chains"
+
+    num_samples: int = 1000
+    warmup_steps: int = 1000
+    num_chains: int = 4
+    target_accept_prob: float = 0.8
+    max_tree_depth: int = 10
+    full_mass: bool = False
+    radius: float = 2.0
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "num_samples", "num_chains", "max_tree_depth")
+        check_at_least(self, 0, "warmup_steps")
+        check_positive(self, "radius", "temperature")
+        check_between(self, "target_accept_prob", 0.0, 1.0)
+
+    def default_rounds(self, num_clients: int) -> int:
+        """One round, in which all chains run."""
+        return 1
+
+    def uniform_starts(self, problem: Problem, count: int, generator: torch.Generator) -> Tensor:
+        """Starting points (count, D), uniform on (-radius, radius)."""
+        unit = torch.rand(count, problem.dim, generator=generator, dtype=problem.dtype)
+        return (2 * unit - 1) * self.radius
+
+    def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
+        """A seed for each chain, (chains,)."""
+        return torch.randint(2**62, (self.num_chains,), generator=generator)
+
+    def chains(self, prior_power: float = 1.0) -> Chains:
+        """The chains of a density with the prior to a power."""
+        return Chains(
+            num_samples=self.num_samples,
+            warmup_steps=self.warmup_steps,
+            target_accept_prob=self.target_accept_prob,
+            max_tree_depth=self.max_tree_depth,
+            full_mass=self.full_mass,
+            potential=Potential(self.temperature, prior_power),
+        )
+
+    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
+        """The draws, (chains, num_samples, D); `num_draws` is ignored."""
+        return shared["draws"]
+
+    def warnings(self, record: Record, problem: Problem) -> list[Finding]:
+        """Warnings about divergences, saturated trees, chains that have not mixed, and badly explored energies."""
+        return trajectory_warnings(record, problem)
+
+
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class NUTS(TreeChains):
+    """Markov chains on the pooled data by Pyro's NUTS.
+
+    Args:
+        num_chains: number of chains, which run one after the other.
         start: "uniform" on (-radius, radius) of the unconstrained scale, as in Stan; "prior", draws of the prior
             (uniform for improper sites); or "laplace", draws of the Laplace approximation with 1.5 times its SDs.
         radius: half width of the uniform start, on the unconstrained scale; without effect with "laplace".
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
-
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Hoffman & Gelman (2014), The No-U-Turn Sampler, Algorithm 6. Betancourt (2017), A conceptual introduction to
@@ -108,34 +163,16 @@ class NUTS(Algorithm):
     """
 
     pooled: ClassVar[bool] = True
-    on_cpu: ClassVar[bool] = True
     remedy: ClassVar[str] = cures.OF_TRAJECTORIES
-
     joint: ClassVar[bool] = True
-    draws_are: ClassVar[str] = "chains"
 
-    num_samples: int = 1000
-    warmup_steps: int = 1000
-    num_chains: int = 4
-    target_accept_prob: float = 0.8
-    max_tree_depth: int = 10
-    full_mass: bool = False
     start: Literal["uniform", "prior", "laplace"] = "uniform"
-    radius: float = 2.0
-    temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "num_samples", "num_chains", "max_tree_depth")
-        check_at_least(self, 0, "warmup_steps")
-        check_positive(self, "radius", "temperature")
-        check_between(self, "target_accept_prob", 0.0, 1.0)
+        super().__post_init__()
         check_choice(self, "start", ("uniform", "prior", "laplace"))
         if self.start == "laplace":
             refuse_unused(self, "start='laplace' takes draws of that", "radius")
-
-    def default_rounds(self, num_clients: int) -> int:
-        """One round, because there is no communication."""
-        return 1
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """Laplace's approximation, for `start="laplace"`."""
@@ -152,17 +189,12 @@ class NUTS(Algorithm):
                 mean = q.mean()
                 return (mean + 1.5 * (q.sample(count, generator) - mean)).to(problem.dtype)
             if self.start == "uniform":
-                unit = torch.rand(count, problem.dim, generator=generator, dtype=problem.dtype)
-                return (2 * unit - 1) * self.radius
+                return self.uniform_starts(problem, count, generator)
             return problem.init(count, generator, radius=self.radius)
 
         points = problem.feasible(drawn(self.num_chains), lambda: drawn(1)[0])
         none = {name: points.new_zeros(self.num_chains, 1) for name in STATISTICS}
         return {"draws": points[:, None], **none}, {}
-
-    def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
-        """A seed for each chain, (chains,)."""
-        return torch.randint(2**62, (self.num_chains,), generator=generator)
 
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Run all chains from their starting points, one after the other.
@@ -170,16 +202,8 @@ class NUTS(Algorithm):
         Raises:
             PartialWork: Ctrl-C after some draws; contains the complete chains, or else the draws of the first.
         """
-        chains = Chains(
-            num_samples=self.num_samples,
-            warmup_steps=self.warmup_steps,
-            target_accept_prob=self.target_accept_prob,
-            max_tree_depth=self.max_tree_depth,
-            full_mass=self.full_mass,
-            potential=Potential(self.temperature),
-        )
         try:
-            draws = chains.run(problem, data.full_batch(), shared["draws"][0, :, -1], noise[:, 0])
+            draws = self.chains().run(problem, data.full_batch(), shared["draws"][0, :, -1], noise[:, 0])
         except Stopped as stop:
             message, info = self._message(stop.chain)
             raise PartialWork(message, info) from stop
@@ -195,16 +219,8 @@ class NUTS(Algorithm):
         """Take the chains from the one client that has all rows."""
         return {name: value[0] for name, value in messages.items()}
 
-    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """The draws, (chains, num_samples, D); `num_draws` is ignored."""
-        return shared["draws"]
-
     def sample_stats(self, shared: State, draws: Tensor) -> dict[str, Tensor]:
         """The statistics of trajectories under ArviZ's names, each (chains, num_samples)."""
         stats = {name: shared[name] for name in STATISTICS}
         whole = {name: stats[name].long() for name in ("tree_depth", "n_steps")}
         return {**stats, **whole, "diverging": stats["diverging"].bool()}
-
-    def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """Warnings about divergences, saturated trees, chains that have not mixed, and badly explored energies."""
-        return trajectory_warnings(record, problem)

@@ -43,8 +43,6 @@ class SVI(KeptDraws, Algorithm):
         step_size: Adam's learning rate at the beginning, in the guide's own units.
         final_share: ratio of the last learning rate to the first; the rate falls geometrically.
         num_samples: draws of the guide per step.
-        num_guide_draws: number of stored draws of the fitted guide, each returned once by `run`; None stores as many
-            as the run returns, and at least 4,000.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α. Only for models without latents of rows.
 
     Raises:

@@ -54,7 +54,14 @@ PRIOR_DRAWS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianAlgorithm(Tempered):
-    """Base of algorithms whose result is a Gaussian on the unconstrained scale."""
+    """Base of algorithms whose result is a Gaussian on the unconstrained scale.
+
+    Args:
+        covariance: of the Gaussian: "full", "diag", or "auto": full up to 100 parameters; where rounds are Newton
+            steps, up to 1,000 of linear predictors.
+        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians as far as
+            the covariance is full by default.
+    """
 
     covariance: Literal["auto", "full", "diag"] = "auto"
     curvature: Literal["auto", "hessian", "fisher"] = "auto"
@@ -115,7 +122,11 @@ class GaussianAlgorithm(Tempered):
 
 @dataclass(frozen=True, kw_only=True)
 class SpreadGaussian(GaussianAlgorithm):
-    """Base of algorithms that take expectations under q."""
+    """Base of algorithms that take expectations under q.
+
+    Args:
+        num_points: Sobol points for expectations under q; even.
+    """
 
     num_points: int = 128
 
@@ -169,15 +180,19 @@ def moments_of(q: Gaussian) -> tuple[Tensor, Tensor]:
     return mean, variance.sqrt()
 
 
+def shifts_by(scores: Tensor, q: Gaussian) -> Tensor:
+    """(C e)_i / √C_ii: shifts in SDs of parameter i of Gaussians q (...), with covariance C, by scores e (..., D)."""
+    spread = q.moments()[1]
+    if not q.dense:
+        return spread.sqrt() * scores
+    moved = (spread @ scores.unsqueeze(-1)).squeeze(-1)
+    return moved / spread.diagonal(dim1=-2, dim2=-1).sqrt()
+
+
 def largest_move(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> Tensor:
-    """Largest move of a mean in SDs, or change of a log SD, (), between two pairs of means and SDs."""
-    return moves(before, after).amax()
-
-
-def moves(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> Tensor:
-    """Moves of means in SDs of `after`, or changes of log SDs if these are larger, of the shape of the means."""
+    """Largest move of a mean in SDs of `after`, or change of a log SD, (...), of means and SDs (..., D)."""
     (old_mean, old_sd), (mean, sd) = before, after
-    return torch.maximum(((mean - old_mean) / sd).abs(), (sd / old_sd).log().abs())
+    return torch.maximum(((mean - old_mean) / sd).abs(), (sd / old_sd).log().abs()).amax(-1)
 
 
 def flat_site(problem: Problem, structure: Structure, *batch: int) -> Gaussian:
@@ -298,10 +313,7 @@ class SiteContributions(Contributions, ABC):
         q, changes = self.answer(shared), self.site_changes(shared, ledger, sent)
         if not bool(q.is_proper()):
             return torch.zeros(len(changes.eta), dtype=torch.float64)
-        covariance, score = q.moments()[1], changes.score(q.mean().expand_as(changes.eta))
-        if q.dense:
-            return ((score @ covariance) * covariance.diagonal().rsqrt()).abs().amax(-1)
-        return (score * covariance.sqrt()).abs().amax(-1)
+        return shifts_by(changes.score(q.mean().expand_as(changes.eta)), q).abs().amax(-1)
 
 
 def limited_changes(

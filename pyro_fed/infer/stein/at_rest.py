@@ -64,9 +64,6 @@ class EndOfRun(Settings):
         patience: number of passes for `min_fall`.
         max_passes: largest number of passes over the clients.
 
-    Raises:
-        SettingError: a setting out of its range, or unknown.
-
     References:
         Liu, Lee & Jordan (2016), A kernelized Stein discrepancy for goodness-of-fit tests.
 

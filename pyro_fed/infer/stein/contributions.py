@@ -27,7 +27,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.bounding import ACCEPTED_SHIFT_SDS, median_of, redescending, relative_rows
+from pyro_fed.algorithm.bounding import ACCEPTED_SHIFT_SDS, cohort_reach, redescending, relative_rows
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contributions import BoundedMessages, Contributions, SentMessages
 from pyro_fed.algorithm.message_limits import LARGEST_RATIO
@@ -42,10 +42,9 @@ def held_residuals(
     """Residuals (C, N, D) within the cohort's limits, given earlier ones (K, N, D); and each one's excess, (C,)."""
     everyone = known.clone()
     everyone[clients] = sent.to(known)
-    row_ratio = relative_rows(known.new_ones(len(known)) if rows is None else rows.to(known))
+    row_ratio = relative_rows(rows, known)
     size = everyone.double().square().sum(-1).mean(-1).sqrt().to(known)
-    usual = median_of(size / row_ratio.sqrt(), row_ratio)
-    reach = (pull * row_ratio.clamp_min(1.0).sqrt() * usual).clamp_min(ACCEPTED_SHIFT_SDS)[clients]
+    reach = cohort_reach(size, pull, row_ratio, row_ratio.sqrt()).clamp_min(ACCEPTED_SHIFT_SDS)[clients]
     own = size[clients]
     short = torch.where(own > reach, redescending(own, reach) / own, 1.0)
     return sent * short.reshape(-1, 1, 1), (own - reach).double().clamp(0, LARGEST_RATIO)

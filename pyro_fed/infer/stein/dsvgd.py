@@ -102,17 +102,10 @@ class DSVGD(ParticleAlgorithm, Indicators):
     """Accurate distributed SVGD: one client per round moves the particles; corrected sites represent the others.
 
     Args:
-        num_particles: N, at least 2.
         local_steps: L, SVGD steps of a client's turn, one turn a round.
         step_size: learning rate of AdaGrad at the beginning, in SDs of the Gaussian that the particles are whitened by.
-        momentum: weight of the past in AdaGrad's running mean of squares, in [0, 1).
-        fudge: added to the root of that mean.
-        batch_size: rows a step, weighted to all of the client's; None takes all.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
         kernel: of the SVGD direction, of `pyro_fed.ops`; the default keeps two moments and the marginals right.
         decay: power of the step's decay, rate (1 + t / 500)^-decay, in [0, 1]; 0 keeps it constant.
-        entropy: keep by how much each turn changes the particles' entropy, exactly (figure `entropy_gain`, nats); costs
-            D passes over the kernel a step.
         start: start of the particles: "gaussian" (points under the Gaussian of FedEP, or of Laplace in many
             dimensions), "modes" (points under Laplace approximations at each mode that is
             found; in more than 12 dimensions those of one mode under FedEP's Gaussian; or weighted points where the
@@ -124,9 +117,6 @@ class DSVGD(ParticleAlgorithm, Indicators):
             Gaussian, with a check if the prior is proper and the model too large for Hessians.
         end: criterion of the run's end, a `pf.infer.EndOfRun`; not for particles that start apart, which use all
             rounds.
-
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Kassab & Simeone, Federated generalized Bayesian learning via distributed Stein variational gradient descent,

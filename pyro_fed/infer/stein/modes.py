@@ -8,8 +8,8 @@ prior (half of which are chosen among many draws to be far apart, `ops.entries.f
 at each. For each point the server keeps the new position if f has risen, else the old one, and proposes the next one by
 a damped Newton step (`ops.newton_ascent`, with its letters).
 
-**Many rows.** An earlier phase uses a few representative rows of each client (`sites.few_rows`), because far from a
-mode only the direction matters. Searches with all rows then start at its modes, and at the known one.
+**Many rows.** An earlier phase uses a few representative rows of each client (`density.derivatives.few_rows`), because
+far from a mode only the direction matters. Searches with all rows then start at its modes, and at the known one.
 
 **One mode** (`OneMode`). With a Gaussian prior and rows that are concave in their linear predictors there is only one
 mode, and no further search. The clients compare their rows' log-likelihoods with tangents at points spread over the

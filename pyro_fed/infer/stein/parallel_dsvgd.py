@@ -45,25 +45,11 @@ class ParallelDSVGD(DSVGD):
     """Accurate parallel DSVGD: clients send scores at the particles, and the server moves the particles.
 
     Args:
-        num_particles: N, at least 2.
         local_steps: L, SVGD steps of the server a round; more than for `DSVGD`, as a round is a pass.
-        step_size: learning rate of AdaGrad at the beginning, in SDs of the Gaussian that the particles are whitened by.
-        momentum: weight of the past in AdaGrad's running mean of squares, in [0, 1).
-        fudge: added to the root of that mean.
         batch_size: None: a client sends one full score a round.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
-        kernel: of the SVGD direction, of `pyro_fed.ops`; the default keeps two moments and the marginals right.
-        decay: power of the step's decay, rate (1 + t / 500)^-decay, in [0, 1]; 0 keeps it constant.
+        start: start of the particles, as of `DSVGD`, except "apart"; "checked" is refused in the run if its centre is
+            no maximum.
         entropy: not supported, since the server moves particles towards all clients at once; use `DSVGD`.
-        start: start of the particles: "gaussian" (points under the Gaussian of FedEP, or of Laplace in many
-            dimensions), "modes" (points under Laplace approximations at each mode that is
-            found; in more than 12 dimensions those of one mode under FedEP's Gaussian; or weighted points where the
-            posterior is elsewhere), "prior" (draws of the prior), or "checked"
-            ("gaussian", refused in the run if its centre is no maximum).
-            "auto" searches for modes if the prior is proper and the model has at most 30 parameters; it
-            otherwise takes the Gaussian, with that check if the prior is proper and the model too large for
-            Hessians.
-        end: criterion of the run's end, a `pf.infer.EndOfRun`.
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect beside the others; a `batch_size`, or a

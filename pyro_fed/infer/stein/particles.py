@@ -50,22 +50,35 @@ def entropy_gain(particles: Tensor, scores: Tensor, kernel: Kernel, rates: Tenso
 
 @dataclass(frozen=True, kw_only=True)
 class ParticleAlgorithm(Algorithm):
-    """Particles (N, D) at a server, moved by SVGD."""
+    """Particles (N, D) at a server, moved by SVGD.
+
+    Args:
+        num_particles: N, at least 2.
+        local_steps: L, SVGD steps a round.
+        step_size: learning rate of AdaGrad at the beginning, in the units of the unconstrained scale.
+        momentum: weight of the past in AdaGrad's running mean of squares, in [0, 1).
+        fudge: added to the root of that mean.
+        batch_size: rows a step, weighted to all of the client's; None takes all.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
+        kernel: of the SVGD direction, of `pyro_fed.ops`; the default is RBF with the median heuristic.
+        entropy: keep by how much each turn changes the particles' entropy, exactly (figure `entropy_gain`, nats); costs
+            D passes over the kernel a step.
+    """
 
     draws_are: ClassVar[str] = "particles"
     indicators: ClassVar[tuple[str, ...]] = ("ksd", "hip")
     #: Smallest value of `num_particles`.
     fewest_particles: ClassVar[int] = 2
 
-    num_particles: int = 100  # N, at least `fewest_particles`
-    local_steps: int = 200  # L, SVGD steps a round
-    step_size: float = 0.05  # learning rate of AdaGrad
-    momentum: float = 0.9  # weight of the past in AdaGrad's running mean of squares
-    fudge: float = 1e-9  # added to the root of that mean
-    batch_size: int | None = None  # rows a step; None takes all of a client's rows
-    temperature: float = 1.0  # alpha of Eq. (1); the likelihood is raised to 1/alpha.
-    kernel: Kernel = field(default=MEDIAN_RBF)  # kernel of the SVGD direction
-    entropy: bool = False  # measure by how much each step changes the particles' entropy
+    num_particles: int = 100
+    local_steps: int = 200
+    step_size: float = 0.05
+    momentum: float = 0.9
+    fudge: float = 1e-9
+    batch_size: int | None = None
+    temperature: float = 1.0
+    kernel: Kernel = field(default=MEDIAN_RBF)
+    entropy: bool = False
 
     def __post_init__(self) -> None:
         check_at_least(self, self.fewest_particles, "num_particles")

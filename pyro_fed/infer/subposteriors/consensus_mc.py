@@ -42,19 +42,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pyro_fed.algorithm.combination import Bounded
-from pyro_fed.algorithm.contract import Algorithm, LocalResult, Noise, Start
+from pyro_fed.algorithm.contract import LocalResult, Noise, Start
 from pyro_fed.algorithm.contributions import BoundedMessages, Contributions, SentMessages
-from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State, concatenate, select
 from pyro_fed.codes import cures
-from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown
-from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
+from pyro_fed.conventions.setting_checks import check_at_least, check_choice
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import ModelError
-from pyro_fed.infer.pooled.nuts import trajectory_figures, trajectory_warnings
-from pyro_fed.infer.pooled.nuts_kernel import Chains, Potential
+from pyro_fed.infer.pooled.nuts import TreeChains, trajectory_figures
 from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.infer.subposteriors.lanes import Lanes
 from pyro_fed.ops.gaussian import FullGaussian, Gaussian
@@ -189,24 +186,16 @@ class Server(NamedTuple):
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class ConsensusMC(Algorithm):
+class ConsensusMC(TreeChains):
     """Consensus Monte Carlo: in one round, NUTS at every client on its share of the posterior, and averages of draws.
 
     Args:
         num_samples: draws kept of each chain, and of the result's.
-        warmup_steps: draws before those, in which the step size and the mass matrix are adapted.
         num_chains: chains a client; the result has as many.
         rule: how the draws θ_k of the clients become draws of their product: "weighted" averages by the inverse
             covariances (Scott et al.), "uniform" averages, draws of the product of "gaussian"s with their moments, or
             a walk over the product of density estimates ("nonparametric"; Neiswanger et al.).
-        target_accept_prob: target of the step size's adaptation; raise it if trajectories diverge.
-        max_tree_depth: at most 2^max_tree_depth - 1 leapfrog steps a draw.
-        full_mass: adapt a dense mass matrix instead of a diagonal one.
         radius: chains start uniformly on (-radius, radius) of the unconstrained scale.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
-
-    Raises:
-        SettingError: a setting out of its range, or unknown.
 
     References:
         Scott et al. (2016), Bayes and big data. Neiswanger, Wang & Xing (2014), Algorithm 1.
@@ -216,50 +205,32 @@ class ConsensusMC(Algorithm):
         >>> idata = pf.run(pf.infer.ConsensusMC(rule="nonparametric", num_chains=4), fed)
     """
 
-    on_cpu: ClassVar[bool] = True
     remedy: ClassVar[str] = cures.OF_AVERAGED_DRAWS
 
-    draws_are: ClassVar[str] = "chains"
     needs_all: ClassVar[bool] = True
 
     num_samples: int = 500
     warmup_steps: int = 500
     num_chains: int = 2
     rule: Rule = "weighted"
-    target_accept_prob: float = 0.8
-    max_tree_depth: int = 10
-    full_mass: bool = False
-    radius: float = 2.0
-    temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "num_chains", "max_tree_depth")
+        super().__post_init__()
         check_at_least(self, 2, "num_samples")
-        check_at_least(self, 0, "warmup_steps")
-        check_positive(self, "radius", "temperature")
-        check_between(self, "target_accept_prob", 0.0, 1.0)
         check_choice(self, "rule", get_args(Rule))
-
-    def default_rounds(self, num_clients: int) -> int:
-        """One round."""
-        return 1
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
         """Start with the chains' starting points in place of draws."""
-        uniform = torch.rand(self.num_chains, problem.dim, generator=generator, dtype=problem.dtype)
-        points, seed = (2 * uniform - 1) * self.radius, torch.randint(2**62, (), generator=generator)
+        points = self.uniform_starts(problem, self.num_chains, generator)
+        seed = torch.randint(2**62, (), generator=generator)
         return Server(points[:, None], torch.tensor(num_clients), seed)._asdict(), {}
 
     def download(self, shared: State, clients: Tensor) -> State:
         """The starting points and the number of clients."""
         server = entries_as(Server, shared)
         return super().download({"draws": server.draws[:, -1:], "num_clients": server.num_clients}, clients)
-
-    def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
-        """A seed for each chain, (chains,)."""
-        return torch.randint(2**62, (self.num_chains,), generator=generator)
 
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Run all clients' chains at once.
@@ -268,15 +239,8 @@ class ConsensusMC(Algorithm):
             ModelError: a client's groups do not determine the scale of their levels.
         """
         count = int(shared["num_clients"][0])
-        how = Chains(
-            num_samples=self.num_samples,
-            warmup_steps=self.warmup_steps,
-            target_accept_prob=self.target_accept_prob,
-            max_tree_depth=self.max_tree_depth,
-            full_mass=self.full_mass,
-            potential=Potential(self.temperature, prior_power=1.0 / count),
-        )
-        points, lanes = shared["draws"][:, :, -1].contiguous(), Lanes(how, _place_watcher(problem, count))
+        lanes = Lanes(self.chains(prior_power=1.0 / count), _place_watcher(problem, count))
+        points = shared["draws"][:, :, -1].contiguous()
         chains = lanes.run(problem, data.full_batch(), points, noise.T, type(self).__name__)
         clients = (select(chains, slice(k, k + 1)) for k in range(len(points)))
         figures = concatenate([trajectory_figures(client, self.max_tree_depth) for client in clients])
@@ -297,14 +261,6 @@ class ConsensusMC(Algorithm):
             draw = draw_gaussian_product if self.rule == "gaussian" else draw_density_product
             product = torch.stack([draw(chain, generator) for chain in draws.unbind(1)])
         return server._replace(draws=product.to(server.draws.dtype))._asdict()
-
-    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """The draws, (chains, num_samples, D); their number is a setting of the algorithm."""
-        return entries_as(Server, shared).draws
-
-    def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """Warnings about divergences, and about chains that have not mixed."""
-        return trajectory_warnings(record, problem)
 
 
 def _place_watcher(problem: Problem, clients: int) -> Callable[[NDArray[Any]], None]:

@@ -7,7 +7,7 @@ After any algorithm that leaves a Gaussian site t_k at each client, the server
     1. draws z_s with weights u_s = a_s / t(z_s): weighted by a_s the draws represent p_0 t, the posterior as far as the
        sites are right; weighted by u_s they represent the prior (`surrogates.proposals`);
     2. sends them to all clients, which return log p_k(z_s), S numbers (with many rows from a sample, see
-       `sites.few_rows`);
+       `density.derivatives.few_rows`);
     3. computes  log w_s = log u_s + Σ_k log p_k(z_s),
 
 and smooths the weights (Vehtari et al. 2024). The result consists of S' draws, resampled by weight. The mean of the
@@ -109,9 +109,6 @@ class FedAIS(Tempered):
 
     The record and the result's `attrs` have `pareto_k`, `effective_draws`, `accepted` (the acceptance rate of
     transitions), and, if all priors are proper, `log_evidence` log p(y) with its standard error `log_evidence_se`.
-
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Neal (2001), Annealed importance sampling. Vehtari et al. (2024), Pareto smoothed importance sampling.

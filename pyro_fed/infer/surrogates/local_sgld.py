@@ -76,10 +76,6 @@ class LocalSGLD(Tempered):
         batch_size: rows a step, weighted to all of the client's; None takes all.
         step_size: h_s, the variance of the injected noise; None derives it from the client's largest curvature.
         covariance: "full", "diag", or "auto": full up to 100 parameters.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
-
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         El Mekkaoui et al., Federated stochastic gradient Langevin dynamics, Section 3.1.

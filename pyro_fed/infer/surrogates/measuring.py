@@ -54,7 +54,7 @@ from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.density.derivatives import clients_likelihood_curves, clients_likelihood_scores, prior_scores
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, spread_points
+from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, moments_of, shifts_by, spread_points
 from pyro_fed.infer.surrogates.surrogates import Given, fitted_surrogates, require_one_per_client, visit_shares
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.gaussian import Gaussian
@@ -144,15 +144,6 @@ class Measuring(Algorithm):
         return gaussian(shared).even_sample(num_draws, generator)[None]
 
 
-def pulls(q: Gaussian, scores: Tensor) -> Tensor:
-    """(C e)_i / sqrt(C_ii): shifts in SDs of parameter i of Gaussians q (K,), with covariance C, by e (S, K, D)."""
-    spread = q.moments()[1]
-    if spread.dim() == q.eta.dim():
-        return spread.sqrt() * scores
-    moved = (spread @ scores.unsqueeze(-1)).squeeze(-1)
-    return moved / spread.diagonal(dim1=-2, dim2=-1).sqrt()
-
-
 @dataclass(frozen=True, kw_only=True)
 class Mismatch(Measuring):
     """The round that measures the surrogates' errors."""
@@ -180,7 +171,7 @@ class Mismatch(Measuring):
         if self.alpha != 1:
             prior = problem.mapped(prior_scores, (0,), calls=0)(at).double().transpose(0, 1)
             errors = errors - (1 - self.alpha) * (q.score(points) - prior)
-        squares = pulls(q, errors).square().mean(0)
+        squares = shifts_by(errors, q).square().mean(0)
         curved = at[:, evenly(at.shape[1], self.curved_points)]
         curvature = self._curvature(problem, q, sites, visit_share, curved, data)
         measured = {"mismatch": squares.amax(-1), "curvature": curvature}
@@ -227,15 +218,14 @@ class OwnNoise(Measuring):
         points = spread_points(q, num_points)
         generator = torch.Generator().manual_seed(seeding.COMMON)
         signs = (2 * torch.randint(2, points.shape[::2], generator=generator) - 1).to(points)
-        mean, spread = q.moments()
+        mean, sd = moments_of(q)
         moved = SCORE_STEP_SDS * (q.transform(signs.unsqueeze(1).expand_as(points)) - mean)
         three = torch.stack([points - moved, points, points + moved]).flatten(0, 1).transpose(0, 1).to(problem.dtype)
         likelihoods = clients_likelihood_scores(problem, three, data).double().transpose(0, 1)
         prior = problem.mapped(prior_scores, (0,), calls=0)(three).double().transpose(0, 1)
         below, here, above = (prior + likelihoods / visit_share).unflatten(0, (3, -1)).unbind()
-        bend = pulls(q, (below - 2 * here + above) / (2 * SCORE_STEP_SDS**2))
-        variance = spread if spread.dim() == mean.dim() else spread.diagonal(dim1=-2, dim2=-1)
-        away = (points - mean) / variance.sqrt()
+        bend = shifts_by((below - 2 * here + above) / (2 * SCORE_STEP_SDS**2), q)
+        away = (points - mean) / sd
         weight = 1 - visit_share  # p_c (1/p_c - 1)
         message = {"shift": weight * bend.mean(0), "widening": weight * (bend * away).mean(0)}
         return message, {}, {name: value.abs().amax(-1) for name, value in message.items()}

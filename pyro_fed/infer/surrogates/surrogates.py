@@ -21,25 +21,20 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.func import grad, jacrev, vjp
-from torch.nn.functional import one_hot
 
 from pyro_fed.algorithm.contract import Algorithm, Start
-from pyro_fed.conventions import seeding
 from pyro_fed.conventions.calls import Checked
 from pyro_fed.conventions.setting_checks import check_choice
+from pyro_fed.density.derivatives import Derivatives
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import ModelError, SettingError
-from pyro_fed.infer.ep.expectation_propagation import ROUNDING_SHARE
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.infer.surrogates.local_sgld import LocalSGLD
 from pyro_fed.ops.backtrack import MAX_ITERATIONS, NEGLIGIBLE_STEP, halved
-from pyro_fed.ops.batched import quiet
 from pyro_fed.ops.gaussian import DiagGaussian, FullGaussian, Gaussian
 from pyro_fed.ops.matrices import positive_part, times
-from pyro_fed.ops.memory import count_in_memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,11 +131,12 @@ def posterior_gaussian(problem: Problem, sites: Gaussian) -> Gaussian:
     z = product.mean()
     if not bool(torch.isfinite(z).all()):
         z = torch.zeros_like(z)
+    derivatives = Derivatives("full" if product.dense else "diag", "hessian")
     for _ in range(MAX_ITERATIONS):
-        curvature = _prior_curvature(problem, z, product)
-        prior_score = grad(problem.log_prior)(z.to(problem.dtype)).double()
+        _, score, curvature = (part[0] for part in derivatives.of_prior(problem, z[None, None]))
+        curvature = positive_part(curvature) if product.dense else curvature.clamp_min(0)
         # In displacements from z: precision of the posterior, eta equal to its score at z.
-        around = type(product)(product.precision + curvature, prior_score + product.score(z))
+        around = type(product)(product.precision + curvature, score + product.score(z))
         if not bool(around.is_proper()):
             raise ModelError(
                 "prior and surrogates together leave a direction without curvature: the posterior is improper, or "
@@ -162,32 +158,6 @@ def _uphill(problem: Problem, product: Gaussian, z: Tensor, move: Tensor) -> Ten
     before = value(z)
     fraction = halved(lambda fraction: bool(value(z + fraction * move) >= before))
     return fraction * move if fraction else torch.zeros_like(move)
-
-
-def _prior_curvature(problem: Problem, z: Tensor, product: Gaussian) -> Tensor:
-    """-∇² log p(z) without its negative part, in the product's structure."""
-    with quiet:
-        if not product.dense:
-            return -_prior_hessian_diagonal(problem, z.to(problem.dtype)).double().clamp_max(0)
-        curvature: Tensor = -jacrev(grad(problem.log_prior))(z.to(problem.dtype)).double()
-    return positive_part(curvature)
-
-
-def _prior_hessian_diagonal(problem: Problem, z: Tensor) -> Tensor:
-    """The diagonal of ∇² log p(z), (D,), without the full matrix."""
-    pull = vjp(grad(problem.log_prior), z)[1]
-    generator = torch.Generator().manual_seed(seeding.COMMON)
-    signs = [(torch.randint(0, 2, z.shape, generator=generator) * 2 - 1).to(z) for _ in range(2)]
-    one, other = (s * pull(s)[0] for s in signs)
-    if torch.allclose(one, other, rtol=ROUNDING_SHARE, atol=0.0):
-        found: Tensor = one
-        return found
-    size = count_in_memory(len(z))
-    blocks = [torch.arange(first, min(first + size, len(z)), device=z.device) for first in range(0, len(z), size)]
-    rows = [
-        problem.vmap(lambda v: pull(v)[0])(one_hot(block, len(z)).to(z)).gather(1, block[:, None]) for block in blocks
-    ]
-    return torch.cat(rows).squeeze(1)
 
 
 Name = Literal["auto", "laplace", "fedep", "local_sgld"]

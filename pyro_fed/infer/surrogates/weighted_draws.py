@@ -12,7 +12,7 @@ from torch import Tensor
 from pyro_fed.algorithm.bounding import (
     ACCEPTED_SHIFT_SDS,
     NORMAL_MEDIAN_DEVIATION,
-    median_of,
+    cohort_reach,
     redescending,
     relative_rows,
     within_cohort,
@@ -120,20 +120,14 @@ class LogLikContributions(Contributions):
         """Log-likelihoods whose distances from the clients' sites are limited by the cohort's, draw by draw."""
         values = sent.messages["log_lik"]
         expected = _of_sites(shared, ledger, sent.clients)
-        rows = sent.own_rows
-        row_ratio = relative_rows(values.new_ones(len(values)) if rows is None else rows.to(values))
+        row_ratio = relative_rows(sent.own_rows, values)
         level = (values - expected).quantile(0.5, 1, keepdim=True)
         departure = values - expected - level
-        typical_departure = median_of(departure.abs() / row_ratio.sqrt().unsqueeze(-1), row_ratio)
-        reach = (
-            limits.pull * row_ratio.clamp_min(1.0).sqrt().unsqueeze(-1) * typical_departure / NORMAL_MEDIAN_DEVIATION
-        ).clamp_min(
-            ACCEPTED_SHIFT_SDS  # a departure of this many nats at all draws moves a mean by at most as many SDs
-        )
-        fits = departure.abs() <= reach
-        limited = expected + torch.where(fits, departure, redescending(departure, reach))  # without the level
+        reach = cohort_reach(departure.abs(), limits.pull / NORMAL_MEDIAN_DEVIATION, row_ratio, row_ratio.sqrt())
+        reach = reach.clamp_min(ACCEPTED_SHIFT_SDS)  # so many nats at all draws move a mean by at most as many SDs
+        limited = expected + redescending(departure, reach)  # without the level
         limited_level = within_cohort(level / row_ratio.unsqueeze(-1), limits.pull)[0] * row_ratio.unsqueeze(-1)
-        excess = torch.where(fits, 0.0, departure.abs() - reach).square().mean(1).sqrt().clamp_max(LARGEST_RATIO)
+        excess = (departure.abs() - reach).clamp_min(0).square().mean(1).sqrt().clamp_max(LARGEST_RATIO)
         answered = (sent.messages["answered"] != 0).to(values)
         message = {"log_lik": answered.unsqueeze(-1) * (limited + limited_level), "answered": answered}
         return BoundedMessages(shared, message, {}, excess)

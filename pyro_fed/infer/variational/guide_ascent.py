@@ -102,9 +102,6 @@ class GuideAscent(KeptDraws, Tempered):
         step_size: Adam's learning rate at the beginning, in the guide's own unconstrained units.
         final_share: ratio of the last learning rate to the first. In the second half of the steps the rate falls
             geometrically, and the guide's parameters are averaged.
-        num_guide_draws: number of stored draws of the fitted guide, each returned once by `run`; None stores as many
-            as the run returns, and at least 4,000.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
         surrogates: source of the Gaussian to which the guide is fitted before the first round, or None.
     """
 

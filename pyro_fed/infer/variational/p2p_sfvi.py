@@ -65,15 +65,9 @@ class P2PSFVI(GuideAscent, OnGraph):
         guide: an automatic guide, class or instance, a function of the model's arguments, or a `PyroModule`; not a
             point, which `P2PFedAvg` finds.
         num_steps: number of Adam's steps, one per round; the first half needs no rounds if there are `surrogates`.
-        num_particles: S, draws of the guide per step.
-        bound: "elbo", or "iwae" with its S draws in one logarithm, which is tighter and makes guides wider.
-        step_size: Adam's learning rate at the beginning, in the guide's own unconstrained units.
-        final_share: ratio of the last learning rate to the first. In the second half of the steps the rate falls
-            geometrically, and the guide's parameters are averaged.
         gossip_tolerance: share of the agents' disagreement that a round's consensus leaves.
         num_guide_draws: number of stored draws of each agent's guide, each returned once by `run`; None stores as many
             as the run returns, and at least 4,000.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
         surrogates: an algorithm over the graph that leaves a Gaussian at every agent, such as `P2PVI`, or its name
             "p2pvi". Each agent fits the guide to its Gaussian before the first round. With None guides begin at their
             own start. "auto" is P2PVI if it has a full covariance and runs on the model; for an `AutoNormalizingFlow`

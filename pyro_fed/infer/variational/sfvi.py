@@ -30,7 +30,7 @@ means over clients.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -40,7 +40,7 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.states import State
-from pyro_fed.conventions.nested_settings import explains_unknown
+from pyro_fed.conventions.nested_settings import explains_unknown, shared_settings
 from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.density.derivatives import clients_likelihood_scores
 from pyro_fed.density.problem import Problem
@@ -66,15 +66,6 @@ class SFVI(GuideAscent):
         num_steps: number of Adam's steps; a round has `local_steps` of them, and the first half needs no rounds if
             there are `surrogates`.
         local_steps: m; with more than one, clients move the guide's parameters, and the server takes their mean.
-        num_particles: S, draws of the guide per step.
-        bound: "elbo", or "iwae" with its S draws in one logarithm, which is tighter and makes guides wider. Its weights
-            need all clients: in rounds of some of them they are biased.
-        step_size: Adam's learning rate at the beginning, in the guide's own unconstrained units.
-        final_share: ratio of the last learning rate to the first. In the second half of the steps the rate falls
-            geometrically, and the guide's parameters are averaged.
-        num_guide_draws: number of stored draws of the fitted guide, each returned once by `run`; None stores as many
-            as the run returns, and at least 4,000.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
         surrogates: an algorithm that leaves a Gaussian, `Given`, or one of the names "fedep", "laplace" and
             "local_sgld". The guide is fitted to that Gaussian before the first round. With None it begins at its own
             start. "auto" is FedEP or FedLaplace, by the number of parameters, if they run on the model; for an
@@ -114,7 +105,7 @@ class SFVI(GuideAscent):
         """This algorithm, or `PointSFVI` if the guide is a point, because its result must be labelled a point."""
         if not is_kind(self.guide, AutoDelta) or isinstance(self, PointSFVI):
             return self
-        return PointSFVI(**{field.name: getattr(self, field.name) for field in fields(self)})
+        return PointSFVI(**shared_settings(self, PointSFVI))
 
     def default_rounds(self, num_clients: int) -> int:
         """The rounds for `num_steps` steps, without the steps towards the surrogates."""

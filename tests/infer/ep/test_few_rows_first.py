@@ -47,6 +47,11 @@ def test_networks_of_many_rows_begin_by_a_quarter_of_them_and_of_these(model, ro
     assert [part.client.few_rows for part in even if isinstance(part, pf.FedEP)] == [None]
 
 
+def test_only_newton_steps_can_be_by_a_part_of_the_rows():
+    with pytest.raises(pf.errors.SettingError, match="FedEP: start='few_rows' needs client='newton', since other"):
+        pf.FedEP(start="few_rows", client="mcmc")
+
+
 def test_as_many_rows_as_there_are_are_all_of_them():
     fed = over(logistic, 300)
     runs = [pf.run(pf.FedEP(client=pf.infer.tilted.Newton(few_rows=few)), fed, **QUIET) for few in (None, 300)]

@@ -11,8 +11,8 @@ from torch.func import grad
 
 import pyro_fed as pf
 from models import logistic_regression
+from pyro_fed.density.derivatives import likelihood_scores
 from pyro_fed.density.rows.batches import ClientData, Minibatch
-from pyro_fed.infer.langevin.gradients import likelihood_score
 from pyro_fed.infer.langevin.visits import ClientState
 from pyro_fed.infer.sites.records import entries_as
 
@@ -52,7 +52,7 @@ def clients(fed, algorithm, anchor=None):
         at = None
         if client.anchor_score is not None:
             at = client.anchor if anchor is None else anchor
-            client = client._replace(anchor_score=likelihood_score(fed.problem, at, rows.full_batch()))
+            client = client._replace(anchor_score=likelihood_scores(fed.problem, at[None], rows.full_batch())[0])
         yield client, client.score(at), rows
 
 

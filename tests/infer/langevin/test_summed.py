@@ -14,7 +14,7 @@ from torch.func import grad
 
 import pyro_fed as pf
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.langevin.summed import row_scores
+from pyro_fed.infer.langevin.gradients import row_scores
 
 CLIENTS, ROWS, DIM = 40, 25, 3
 

@@ -8,7 +8,7 @@ The calling algorithm determines how derivatives are computed (`Numerics`).
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +22,6 @@ from pyro_fed.conventions.nested_settings import Variant
 from pyro_fed.density.derivatives import Derivatives, finite_or
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.errors import SettingError
 from pyro_fed.infer.sites.gaussian_sites import (
     SpreadGaussian,
     absolute,
@@ -115,14 +114,6 @@ class TiltedInference(Variant):
     memory: int = 1
     #: Factor on an agent's rate from one round to the next.
     round_decay: float = 1.0
-
-    def by_few_rows(self, count: int) -> Self:
-        """This inference with `count` rows of all clients.
-
-        Raises:
-            SettingError: the inference always uses all rows.
-        """
-        raise SettingError(f"{type(self).__name__}: it always uses all rows; start='few_rows' needs client='newton'")
 
     @property
     def newton_steps(self) -> int:

@@ -227,26 +227,11 @@ class MCMC(Chain):
     """Mean and shrunk covariance of a chain's samples: "M" of Guo et al.
 
     Args:
-        steps: steps of the chain a round, with the burn-in.
-        burn_in: steps before the first sample; fewer than `steps`.
-        thin: steps from one sample to the next.
-        step_size: of "langevin" the variance of the injected noise, in units of the tilted covariance; of "sgd" the
-            learning rate.
-        sampler: "langevin" (noise is injected) or "sgd" (minibatches are the only noise, as published).
-        momentum: of "sgd", in [0, 1); None takes 0.9. "langevin" has none.
-        preconditioned: move in units of the tilted curvature at the mean of q. The step size then does not depend on
-            the parameters' units. The paper uses no preconditioner.
-        batch_size: rows a step, weighted to all of the client's; None takes all.
-        unit: the unit of `steps`, `burn_in` and `thin`: "steps", or "epochs" of "sgd", in each of which a client takes
-            every row once, in minibatches of `batch_size`.
         shrinkage: ρ of Al-Shedivat et al. (2021), Eq. (8); larger values shrink the sample covariance less.
         weight: in place of `shrinkage`, the share of the identity (or of G) in the covariance: "MCMC Shrinkage" of Guo
             et al.'s Table 7. Larger values shrink the sample covariance more.
         scale: α_cov: the precision is scaled to the norm of the precision of `Identity(scale=scale)`. None does not
             scale it.
-
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Guo et al. (2023), Section 2.2.2. Al-Shedivat et al. (2021), Eq. (8).
@@ -307,23 +292,8 @@ class Identity(Chain):
     """Mean of a chain's samples, and a multiple of the identity for the curvature: "I" of Guo et al.
 
     Args:
-        steps: steps of the chain a round, with the burn-in.
-        burn_in: steps before the first sample; fewer than `steps`.
-        thin: steps from one sample to the next.
-        step_size: of "langevin" the variance of the injected noise, in units of the tilted covariance; of "sgd" the
-            learning rate.
-        sampler: "langevin" (noise is injected) or "sgd" (minibatches are the only noise, as published).
-        momentum: of "sgd", in [0, 1); None takes 0.9. "langevin" has none.
-        preconditioned: move in units of the tilted curvature at the mean of q. The step size then does not depend on
-            the parameters' units. The paper uses no preconditioner.
-        batch_size: rows a step, weighted to all of the client's; None takes all.
-        unit: the unit of `steps`, `burn_in` and `thin`: "steps", or "epochs" of "sgd", in each of which a client takes
-            every row once, in minibatches of `batch_size`.
         scale: α_cov, the precision that each row adds to the site: a client of N_k rows has scale · N_k (Table 7's
             footnote: "a per-data-point scale"). None uses the mean variance of the samples as the tilted variance.
-
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Guo et al. (2023), Section 2.2.2.
@@ -374,22 +344,7 @@ class Fisher(Chain):
     `pf.infer.tilted.Laplace` uses the mode by Newton's method in place of a chain's mean, and has no randomness.
 
     Args:
-        steps: steps of the chain a round, with the burn-in.
-        burn_in: steps before the first sample; fewer than `steps`.
-        thin: steps from one sample to the next.
-        step_size: of "langevin" the variance of the injected noise, in units of the tilted covariance; of "sgd" the
-            learning rate.
-        sampler: "langevin" (noise is injected) or "sgd" (minibatches are the only noise, as published).
-        momentum: of "sgd", in [0, 1); None takes 0.9. "langevin" has none.
-        preconditioned: move in units of the tilted curvature at the mean of q. The step size then does not depend on
-            the parameters' units. The paper uses no preconditioner.
-        batch_size: rows a step, weighted to all of the client's; None takes all.
-        unit: the unit of `steps`, `burn_in` and `thin`: "steps", or "epochs" of "sgd", in each of which a client takes
-            every row once, in minibatches of `batch_size`.
         fisher_scale: c, factor on the Fisher information; values above 1 make the posterior narrower.
-
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Guo et al. (2023), Eq. (4).
@@ -418,25 +373,10 @@ class NGVI(Chain):
     """Mean of a chain's samples, covariance by natural-gradient variational inference: "V" of Guo et al.
 
     Args:
-        steps: steps of the chain a round, with the burn-in.
-        burn_in: steps before the first sample; fewer than `steps`.
-        thin: steps from one sample to the next.
-        step_size: of "langevin" the variance of the injected noise, in units of the tilted covariance; of "sgd" the
-            learning rate.
-        sampler: "langevin" (noise is injected) or "sgd" (minibatches are the only noise, as published).
-        momentum: of "sgd", in [0, 1); None takes 0.9. "langevin" has none.
-        preconditioned: move in units of the tilted curvature at the mean of q. The step size then does not depend on
-            the parameters' units. The paper uses no preconditioner.
-        batch_size: rows a step, weighted to all of the client's; None takes all.
-        unit: the unit of `steps`, `burn_in` and `thin`: "steps", or "epochs" of "sgd", in each of which a client takes
-            every row once, in minibatches of `batch_size`.
         fisher_steps: T_NGVI, steps of the averaged Fisher information.
         fisher_samples: N_NGVI, points under q̂ at which each step computes it; even.
         fisher_decay: β_NGVI, the weight of the previous average, in [0, 1].
         fisher_scale: c, factor on the Fisher information in the message; values above 1 make the posterior narrower.
-
-    Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Guo et al. (2023), Algorithm 5.

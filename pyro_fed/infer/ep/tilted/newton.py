@@ -24,8 +24,8 @@ information.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -33,16 +33,16 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Noise
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice
-from pyro_fed.density.derivatives import pick_rows
+from pyro_fed.density.derivatives import clients_log_likelihoods, pick_rows
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
+from pyro_fed.density.rows.batches import Batch, ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep import ascent
 from pyro_fed.infer.ep.findings import UNSETTLED_SDS
 from pyro_fed.infer.ep.step_control import StepControl
 from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInference, site_from
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
-from pyro_fed.infer.sites.gaussian_sites import absolute, is_finite, moments_of, moves, site_of, where
+from pyro_fed.infer.sites.gaussian_sites import absolute, is_finite, largest_move, moments_of, site_of, where
 from pyro_fed.ops.backtrack import MIN_FRACTION, backtracked_step, move
 from pyro_fed.ops.batched import Moments
 from pyro_fed.ops.gaussian import Gaussian
@@ -62,9 +62,6 @@ class Laplace(TiltedInference):
     Args:
         steps: Newton steps per round, from the mean of q.
         fractions: fractions of a Newton step that the line search tries; it takes the best, or none.
-
-    Raises:
-        SettingError: a setting out of its range, or unknown.
 
     References:
         Guo et al. (2023), Eq. (4).
@@ -89,25 +86,20 @@ class Laplace(TiltedInference):
         for _ in range(self.steps):
             tilted = _tilted(problem, numerics, point, inner, batch)
             metric = absolute(tilted)[0]
-            point = self._search(
-                problem, point, type(metric)(metric.precision, tilted.score(point)).mean(), inner, batch
-            )
+            step = type(metric)(metric.precision, tilted.score(point)).mean()
+            point = self._search(problem, point, step, inner, data)
         tilted = _tilted(problem, numerics, point, inner, batch)
         squared_distance = (point - tilted.mean()).square() * tilted.to_diag().precision
         newton_step = squared_distance.amax(-1).sqrt().nan_to_num(nan=torch.inf)
         return site_from(tilted if cavity.dense else tilted.to_diag(), cavity, newton_step=newton_step)
 
-    def _search(self, problem: Problem, point: Tensor, direction: Tensor, cavity: Gaussian, batch: Batch) -> Tensor:
+    def _search(self, problem: Problem, point: Tensor, direction: Tensor, cavity: Gaussian, data: ClientData) -> Tensor:
         """The best fraction of the step for each client; zero if none is better."""
         fractions = point.new_tensor((0.0, *self.fractions))
         line = point.unsqueeze(1) + fractions.unsqueeze(-1) * direction.nan_to_num().unsqueeze(1)
-        values = problem.mapped(self._values, (0, BATCHES))(line.to(problem.dtype), batch).double()
+        values = clients_log_likelihoods(problem, line.to(problem.dtype), data)
         values = (values + cavity.log_factor(line.movedim(1, 0)).movedim(0, 1)).nan_to_num(nan=-torch.inf)
         return torch.take_along_dim(line, values.argmax(1)[:, None, None], 1).squeeze(1)
-
-    def _values(self, problem: Problem, line: Tensor, batch: Batch) -> Tensor:
-        values: Tensor = problem.vmap(lambda z: problem.log_lik(z, batch))(line)
-        return values
 
 
 def _tilted(problem: Problem, numerics: Numerics, point: Tensor, cavity: Gaussian, batch: Batch) -> Gaussian:
@@ -134,9 +126,6 @@ class Newton(TiltedInference):
             given these rows; each client takes its share at equal intervals. None takes all rows. `FedEP` on a network
             of many rows starts with fewer.
 
-    Raises:
-        SettingError: a setting out of its range, or unknown.
-
     References:
         Bui et al. (2018), Partitioned variational inference, Property 4. Khan & Nielsen (2018).
 
@@ -158,10 +147,6 @@ class Newton(TiltedInference):
         check_choice(self, "begin", ("q", "mode"))
         if self.steps == 1:
             refuse_unused(self, "the only step is at q; set steps to 2 or more", "begin")
-
-    def by_few_rows(self, count: int) -> Self:
-        """This inference with `few_rows`."""
-        return replace(self, few_rows=count)
 
     @property
     def newton_steps(self) -> int:
@@ -202,7 +187,7 @@ class Newton(TiltedInference):
             start, onward = _where_keeping_factors(fell, start, q_hat), _where_keeping_factors(fell, onward, step)
             taken, moved = _steps_within_radius(start, onward, radius)
             q_hat = _where_keeping_factors(moving & (taken > 0), moved, start)
-            length = _length(start, q_hat)
+            length = largest_move(moments_of(start), moments_of(q_hat))
             rest = torch.where(
                 fell | (number == 0), torch.fmax(torch.full_like(rest, REST), self.enough * length), rest
             )
@@ -231,16 +216,11 @@ def _gain(q: Gaussian, cavity: Gaussian, moments: Moments) -> Tensor:
 
 def _steps_within_radius(q: Gaussian, step: Gaussian, radius: Tensor) -> tuple[Tensor, Gaussian]:
     """The fractions (C,) of changes, 0 if there is none, whose ends are within a radius, and these ends."""
-    taken, moved = backtracked_step(q, step)
-    while bool((far := (taken > 0) & ~(_length(q, moved) <= radius)).any()):
+    (taken, moved), old = backtracked_step(q, step), moments_of(q)
+    while bool((far := (taken > 0) & ~(largest_move(old, moments_of(moved)) <= radius)).any()):
         taken = torch.where(far, torch.where(taken < MIN_FRACTION, 0.0, taken / 2), taken)
         moved = move(q, step, taken)
     return taken, moved
-
-
-def _length(before: Gaussian, after: Gaussian) -> Tensor:
-    """The largest move of a mean in SDs or change of a log SD, (C,)."""
-    return moves(moments_of(before), moments_of(after)).amax(-1)
 
 
 def _where_keeping_factors(condition: Tensor, yes: Gaussian, no: Gaussian) -> Gaussian:

@@ -1,9 +1,10 @@
 """Stochastic gradients of the client's free energy: "svi", a Gaussian guide by Adam, and "ivon", for networks.
 
-"svi" is Pyro's `SVI` on the tilted density; `guides.gaussian_guides` has the objective. The guide starts at the end of
-a Newton step with the inverse curvature as covariance, so that the step size, which falls linearly to zero, does not
-depend on the parameters' units. "ivon" takes diagonal natural-gradient steps from scores alone; its steps and settings
-are those of `sites.online_newton.OnlineNewton`. A site is the change of the cavity's natural parameters.
+"svi" is Pyro's `SVI` on the tilted density; `guides.gaussian_guides` has the objective and the steps. The guide starts
+at the end of a Newton step with the inverse curvature as covariance, so that the step size, which falls linearly to
+zero, does not depend on the parameters' units. "ivon" takes diagonal natural-gradient steps from scores alone; its
+steps and settings are those of `sites.online_newton.OnlineNewton`. A site is the change of the cavity's natural
+parameters.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import NEGLIGIBLE
 from pyro_fed.conventions.nested_settings import explains_unknown
-from pyro_fed.conventions.setting_checks import check_at_least, check_betas, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
@@ -33,19 +33,11 @@ from pyro_fed.ops.gaussian import Gaussian
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class SVI(TiltedInference):
+class SVI(GuideFit, TiltedInference):
     """A Gaussian guide fitted to the tilted density by Adam on the evidence lower bound, as Pyro's `SVI` does.
 
     Args:
-        steps: Adam steps per round.
         step_size: initial rate of Adam, in SDs of the tilted density; it falls linearly to zero.
-        num_samples: draws of the guide per step.
-        batch_size: rows per step, weighted to all of the client's; None takes all.
-        betas: β_1 and β_2 of Adam, each in [0, 1).
-        eps: ε of Adam.
-
-    Raises:
-        SettingError: a setting out of its range, or unknown.
 
     References:
         Kingma & Ba (2015), Adam.
@@ -56,39 +48,10 @@ class SVI(TiltedInference):
 
     minimises_free_energy: ClassVar[bool] = True
 
-    steps: int = 300
-    step_size: float = 0.03
-    num_samples: int = 8
-    batch_size: int | None = None
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-
-    def __post_init__(self) -> None:
-        check_at_least(self, 1, "steps", "num_samples")
-        check_at_least(self, 1, "batch_size", allow_none=True)
-        check_positive(self, "step_size", "eps")
-        check_betas(self)
-
-    @property
-    def guide_fit(self) -> GuideFit:
-        """The settings of the fit."""
-        return GuideFit(
-            steps=self.steps,
-            step_size=self.step_size,
-            samples=self.num_samples,
-            batch_size=self.batch_size,
-            adam=(*self.betas, self.eps),
-            falling=True,
-        )
-
-    def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
-        """The fit's draws and minibatches."""
-        return self.guide_fit.draw_noise(problem, num_rows, generator)
-
     def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """Sites from the fitted guides."""
         start = one_newton_step(numerics, problem, received, data)
-        return site_from(self.guide_fit.fit(problem, start, received.cavity, data, noise), received.cavity)
+        return site_from(self.fit(problem, start, received.cavity, data, noise), received.cavity)
 
 
 @explains_unknown
