@@ -31,7 +31,7 @@ from pyro_fed.conventions import seeding
 from pyro_fed.conventions.limits import SAME_SHARE
 from pyro_fed.density.problem import Problem
 
-#: Tolerance for equal values at two modes, relative to their size or to one: half of the digits of float32.
+#: Tolerance for equal values at two modes, relative to their size or to one.
 SAME_VALUE_SHARE = 1e-4
 #: Largest size of a group whose elements are listed: the number of orders of six components.
 MAX_GROUP_SIZE = 720
