@@ -291,9 +291,7 @@ class Federation:
             undefined = cast_checked(found, UndefinedError)
             undefined.args = (f"{self._holders(undefined.rows)}{undefined}",)
             consequence = "refuse the model" if found in bound.without_curvature else "may fail where this is so"
-            warn_user(
-                f"{undefined}. Algorithms that take second derivatives, FedEP and fit among them, {consequence}"
-            )
+            warn_user(f"{undefined}. Algorithms that take second derivatives, FedEP and fit among them, {consequence}")
         check_handled(self.problem, missing)
         if missing is None or seen is not None:
             warn_unsplit(self.problem, said)

@@ -261,12 +261,12 @@ def test_a_removable_singularity_is_no_start():
 
 
 def test_starts_are_looked_at_one_after_the_other_until_one_is_inside(monkeypatch):
-    """Zero is an edge, and the first point beside it is none: a hundred draws of the prior are left alone."""
+    """Zero is an edge, and beside the points next to it: of a hundred draws of the prior one is looked at."""
     time = torch.linspace(0.5, 2.0, 20).double()
     problem, looked, look = federated(growth, time, time).problem, [], starts._is_regular
     monkeypatch.setattr(starts, "_is_regular", lambda *args: looked.append(args[1]) or look(*args))
     assert bool(starts.regular_start(problem).all())
-    assert len(looked) == 3
+    assert len(looked) == 5
 
 
 def test_a_removable_singularity_of_rows_latents_is_no_start():

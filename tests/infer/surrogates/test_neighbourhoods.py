@@ -110,5 +110,5 @@ def test_points_that_coincide_leave_nothing_to_propose_around():
     """As draws of a start without an SD: named, in place of the words of a factorisation."""
     same = torch.ones(50, 2, dtype=torch.float64)
     same[:, 1] += torch.arange(50)
-    with pytest.raises(pf.errors.DivergenceError, match="50 points .* do not differ in every parameter"):
+    with pytest.raises(pf.errors.DivergenceError, match=r"50 points .* do not differ in every parameter"):
         around_points(None, same, 100, torch.Generator())
