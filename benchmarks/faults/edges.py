@@ -10,15 +10,16 @@ Seven kinds, ten models of each. A model is
 The reference is quadrature on a grid, in double precision, of the same posterior written without the edge (`guarded`),
 or where a model has no such form, of itself: no model has more than three parameters.
 
-    python -m benchmarks.faults.edges [KIND ...]
+    python -m benchmarks.faults.edges [KIND ...] [--only WORDS]
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -95,6 +96,22 @@ def _edge(function: Callable[..., Any], x: Tensor, y: Any) -> Edge:
     return Edge(model, x, _tensor(y))
 
 
+def _curve(
+    function: Callable[[Tensor, Tensor, Tensor], Tensor],
+    x: Tensor,
+    truth: Any,
+    noise: np.random.Generator,
+    limit: float,
+) -> Edge:
+    """Measurements of a curve of a, b and x, whose value where x is zero is `limit`."""
+
+    def likelihood(a: Tensor, b: Tensor, x: Tensor, guarded: bool) -> Any:
+        mean = _where(x == 0, limit, lambda safe: function(a, b, safe), x) if guarded else function(a, b, x)
+        return dist.Normal(mean, 0.2)
+
+    return _edge(likelihood, x, truth + 0.2 * noise.normal(size=ROWS))
+
+
 def rates_of_zero() -> dict[str, Edge]:
     """No exposure, and a count of zero."""
     x = _grid(0.2, 3.0, 8)
@@ -148,11 +165,7 @@ def powers_of_zero() -> dict[str, Edge]:
     x, g = _grid(0.1, 2.0, 4), _noise(1)
 
     def normal(function: Callable[[Tensor, Tensor, Tensor], Tensor], truth: Any, limit: float = 0.0) -> Edge:
-        def likelihood(a: Tensor, b: Tensor, x: Tensor, guarded: bool) -> Any:
-            mean = _where(x == 0, limit, lambda safe: function(a, b, safe), x) if guarded else function(a, b, x)
-            return dist.Normal(mean, 0.2)
-
-        return _edge(likelihood, x, truth + 0.2 * g.normal(size=ROWS))
+        return _curve(function, x, truth, g, limit)
 
     v = x.numpy()
     return {
@@ -459,14 +472,23 @@ def judged(edge: Edge) -> tuple[str, str]:
     return ("said" if doubts else "SILENT"), f"{text}; {doubts}"
 
 
-def main(names: list[str], kinds: dict[str, Callable[[], dict[str, Edge]]]) -> int:
+def main(
+    arguments: list[str],
+    kinds: Mapping[str, Callable[[], Mapping[str, Any]]],
+    judge: Callable[[Any], tuple[str, str]] = judged,
+) -> int:
     """Print the tables of some kinds, all where none are named; 1 if anything is silent."""
-    silent = 0
-    for kind in names or list(kinds):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kinds", nargs="*", help=f"kinds of models: {', '.join(kinds)}")
+    parser.add_argument("--only", default="", help="words that a model's name has")
+    options, silent = parser.parse_args(arguments), 0
+    for kind in options.kinds or list(kinds):
         print(heading("model of " + kind, "outcome", "seconds", "text"), flush=True)
-        for name, edge in kinds[kind]().items():
+        for name, written in kinds[kind]().items():
+            if options.only not in name:
+                continue
             start = time.perf_counter()
-            outcome, text = judged(edge)
+            outcome, text = judge(written)
             silent += outcome == "SILENT"
             seconds = f"{time.perf_counter() - start:.0f}"
             print(row(name, outcome, seconds, text[:TEXT].replace("\n", " ")), flush=True)

@@ -13,9 +13,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,8 +26,7 @@ from scipy import special, stats
 from torch import Tensor
 
 import pyro_fed as pf
-from benchmarks.faults.edges import AT_ONCE, TEXT
-from benchmarks.helpers.tables import heading, row
+from benchmarks.faults.edges import AT_ONCE, main
 
 #: SDs by which a mean may be off, and the share by which an SD may.
 FAR, OFF = 0.1, 0.1
@@ -1616,25 +1615,8 @@ KINDS: dict[str, Callable[[], dict[str, Written]]] = {
 }
 
 
-def main(arguments: list[str]) -> int:
-    """Print the tables of some kinds, all where none are named; 1 if anything is silent."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("kinds", nargs="*", help=f"kinds of models: {', '.join(KINDS)}")
-    parser.add_argument("--only", default="", help="words that a model's name has")
-    parser.add_argument("--sorted", action="store_true", help="a client has all rows at an edge, others sorted ones")
-    options, silent = parser.parse_args(arguments), 0
-    for kind in options.kinds or list(KINDS):
-        print(heading("model of " + kind, "outcome", "seconds", "text"), flush=True)
-        for name, written in KINDS[kind]().items():
-            if options.only not in name:
-                continue
-            start = time.perf_counter()
-            outcome, text = judged(written, options.sorted)
-            silent += outcome == "SILENT"
-            seconds = f"{time.perf_counter() - start:.0f}"
-            print(row(name, outcome, seconds, text[:TEXT].replace("\n", " ")), flush=True)
-    return int(silent > 0)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--sorted", action="store_true", help="a client has all rows at an edge, others sorted ones")
+    options, others = parser.parse_known_args()
+    sys.exit(main(others, KINDS, partial(judged, is_sorted=options.sorted)))

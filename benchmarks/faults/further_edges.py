@@ -1,6 +1,6 @@
 """Ten more models of each kind of `edges`, from the fields in which such densities are common.
 
-python -m benchmarks.faults.further_edges [KIND ...]
+python -m benchmarks.faults.further_edges [KIND ...] [--only WORDS]
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from benchmarks.faults.edges import ROWS, Edge, _edge, _grid, _noise, _observe, _tensor, _two, _where, main
+from benchmarks.faults.edges import ROWS, Edge, _curve, _edge, _grid, _noise, _observe, _tensor, _two, main
 
 
 def _latents(likelihood: Callable[..., Any], x: Tensor, y: Any, **priors: Callable[[Tensor], Any]) -> Edge:
@@ -90,11 +90,7 @@ def powers_of_zero() -> dict[str, Edge]:
     v = x.numpy()
 
     def normal(function: Callable[[Tensor, Tensor, Tensor], Tensor], truth: Any, limit: float = 0.0) -> Edge:
-        def likelihood(a: Tensor, b: Tensor, x: Tensor, guarded: bool) -> Any:
-            mean = _where(x == 0, limit, lambda safe: function(a, b, safe), x) if guarded else function(a, b, x)
-            return dist.Normal(mean, 0.2)
-
-        return _edge(likelihood, x, truth + 0.2 * g.normal(size=ROWS))
+        return _curve(function, x, truth, g, limit)
 
     return {
         "Emax on the log scale": normal(lambda a, b, x: 2 * torch.sigmoid(b.exp() * (x.log() - a)), 2 * v / (1 + v)),

@@ -22,7 +22,7 @@ from pyro_fed.audit.hmc import SCORES
 from pyro_fed.audit.modes.angles import findings_with_causes
 from pyro_fed.audit.modes.missed_modes import missed_modes
 from pyro_fed.audit.modes.point import point_findings
-from pyro_fed.audit.moment_findings import wrong_moment_findings
+from pyro_fed.audit.moment_findings import missed_sd_findings, wrong_moment_findings
 from pyro_fed.audit.moments import margin, moments_verdict, wrong_moments
 from pyro_fed.audit.motion import LOOKS
 from pyro_fed.codes import sentences
@@ -67,7 +67,7 @@ def wrong_draw_findings(evidence: Evidence) -> list[Finding]:
         wrong = missed_modes(evidence) or wrong_moment_findings(evidence)
     else:
         wrong = wrong_moment_findings(evidence) or missed_modes(evidence)
-    return findings_with_causes(evidence, wrong)
+    return findings_with_causes(evidence, wrong) or missed_sd_findings(evidence)
 
 
 #: Checks of whether the densities are those of a posterior, and are exact enough. If one of them has a finding,

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from pyro_fed.algorithm.record import NONCENTRED
 from pyro_fed.audit.evidence import Evidence
-from pyro_fed.audit.moments import Moments, margin, worst_moment
+from pyro_fed.audit.moments import Moments, margin, worst_moment, wrong_moments
+from pyro_fed.audit.weighted_points import undetermined_sds
 from pyro_fed.codes import cures, sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import NEAR_LIMIT_SHARE, SD_MATTERS, STANDARD_ERRORS, WRONG, Limits
@@ -84,6 +85,28 @@ def wrong_moment_findings(evidence: Evidence) -> list[Finding]:
     if worst.of_mean:
         return [sentences.mean_is_off(size=worst.size, **figures)]
     return [sentences.sd_is_off(ratio=worst.size, **figures)]
+
+
+def missed_sd_findings(evidence: Evidence) -> list[Finding]:
+    """One finding on an SD that so few draws do not determine, and that is wrong by weighted points, or none."""
+    target, points = evidence.few_rows_target, evidence.weighted_points
+    if target is None or points is None:
+        return []
+    moments, kurtoses, undetermined = undetermined_sds(target, evidence.quantities, evidence.flat, points)
+    missed = undetermined & wrong_moments(moments)[1]
+    missed[evidence.problem.dim :] = False  # a number on a site's own scale may have any tail
+    if not bool(missed.any()):
+        return []
+    number = int(torch.where(missed, kurtoses, 0.0).argmax())
+    ratio = float(moments.log_sd[number].exp())
+    finding = sentences.draws_miss_the_sd(
+        parameter=evidence.quantities.labels[number],
+        kurtosis=float(kurtoses[number]),
+        draws=len(evidence.flat),
+        sd_ratio=ratio,
+        sd_ratio_error=ratio * float(moments.log_sd_error[number]),
+    )
+    return [finding]
 
 
 def near_limit_findings(measured: Mapping[str, np.ndarray]) -> list[Finding]:

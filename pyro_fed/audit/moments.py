@@ -164,6 +164,12 @@ class Moments:
         ratio = ratio.clamp_min(torch.finfo(ratio.dtype).tiny)
         return cls(mean, mean_error, ratio.log(), error / ratio)
 
+    def where(self, judged: Tensor) -> Moments:
+        """These estimates of the numbers in the mask (F,); the others are not judged."""
+        figures = self.mean, self.mean_error, self.log_sd, self.log_sd_error
+        mean, mean_error, log_sd, log_sd_error = (torch.where(judged, figure, 0.0) for figure in figures)
+        return replace(self, mean=mean, mean_error=mean_error, log_sd=log_sd, log_sd_error=log_sd_error)
+
     def completed_by(self, other: Moments) -> Moments:
         """These estimates, with those of `other` in place of the numbers that are not judged here."""
         judged = self.mean_error > 0
@@ -270,8 +276,7 @@ def moments_of_chains(begun: Tensor, places: Tensor, momenta: Tensor) -> Moments
     # independent: a far place in a long tail moves both, and their ratio would seem to be well determined.
     log_error = by_log_sd.norm(dim=0)
     figures = mean / sd, torch.hypot(by_mean.norm(dim=0), mean * log_error) / sd, sd.log(), log_error
-    mean, mean_error, log_sd, log_sd_error = (torch.where(usable, figure, 0.0) for figure in figures)
-    return Moments(mean, mean_error, log_sd, log_sd_error, remembered=remembered & usable)
+    return Moments(*figures, remembered=remembered & usable).where(usable)
 
 
 def _regression(solve: Tensor, x: Tensor, y: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -162,21 +162,26 @@ def undetermined_sd_findings(
         return [sentences.no_variance(parameter=quantities.labels[infinite[0]])]
     if (sample := points_of()) is None:
         return _chance_findings(torch.where(long, of_draws, 0.0), quantities, draws, aim)
-    weights, points = sample.weights, quantities(target.model(sample.white))
-    away = (points - weights @ points).square()
-    longest = ((weights @ away.square()) / (weights @ away).square()).nan_to_num(nan=0.0, posinf=0.0)
-    undetermined = longest > 1 + len(draws) * (2 * math.log(SD_MATTERS)) ** 2
-    undetermined |= (
-        long
-        & (longest > LONG_TAIL_KURTOSIS)
-        & torch.tensor([_tail_shape(weights * terms) > LARGEST_PARETO_K for terms in away.T])
-    )
+    _, longest, undetermined = undetermined_sds(target, quantities, draws, sample)
     if not bool(undetermined.any()):
         # A few draws show too small a kurtosis, and so do points that do not reach a tail.
         return _chance_findings(torch.where(long, torch.maximum(of_draws, longest), 0.0), quantities, draws, aim)
     number = int(torch.where(undetermined, longest, 0.0).argmax())
     name = quantities.labels[number]
     return [sentences.draws_do_not_tell(parameter=name, kurtosis=float(longest[number]), draws=len(draws))]
+
+
+def undetermined_sds(
+    target: Target, quantities: Quantities, draws: Tensor, sample: WeightedPoints
+) -> tuple[Moments, Tensor, Tensor]:
+    """The moments by weighted points, the kurtosis (F,), and which SDs (F,) as many correct draws do not determine."""
+    weights, points, of_draws = sample.weights, quantities(target.model(sample.white)), quantities(draws.double())
+    moments, kurtoses = _determined_moments(weights, points, of_draws)
+    away = (points - weights @ points).square()
+    heavy = torch.tensor([_tail_shape(weights * terms) > LARGEST_PARETO_K for terms in away.T])
+    long = torch.minimum(kurtosis(of_draws), kurtoses) > LONG_TAIL_KURTOSIS
+    undetermined = kurtoses > 1 + len(draws) * (2 * math.log(SD_MATTERS)) ** 2
+    return moments, kurtoses, undetermined | long & heavy
 
 
 def _chance_findings(kurtoses: Tensor, quantities: Quantities, draws: Tensor, aim: Limits | None) -> list[Finding]:
@@ -264,6 +269,18 @@ def moments_of_weighted_points(weights: Tensor, points: Tensor, draws: Tensor, d
     A number is not judged (its standard errors are zero) if it is not finite somewhere, or if its variance or its tail
     cannot be determined. The first `dim` numbers are unconstrained.
     """
+    found, posterior_kurtosis = _determined_moments(weights, points, draws)
+    own_scale = torch.arange(len(posterior_kurtosis)) >= dim
+    # The weighted points show how long the posterior's tail is, also on a site's own scale.
+    chance = ((posterior_kurtosis - 1) / len(draws)).sqrt() / 2  # of as many exact draws
+    too_narrow = found.log_sd > STANDARD_ERRORS * torch.hypot(chance, found.log_sd_error)
+    judgeable = (STANDARD_ERRORS * chance <= math.log(SD_MATTERS)) | ((chance <= math.log(SD_MATTERS)) & too_narrow)
+    usable = torch.where(own_scale, judgeable, judgeable_sds(kurtosis(draws), posterior_kurtosis, dim, CHAINS))
+    return found.where(usable)
+
+
+def _determined_moments(weights: Tensor, points: Tensor, draws: Tensor) -> tuple[Moments, Tensor]:
+    """The moments of all numbers whose variance the points determine, and the posterior's kurtosis (F,) by them."""
     centre, scale = draws.mean(0), draws.std(0)
     usable = points.isfinite().all(0) & centre.isfinite() & (scale > 0) & scale.isfinite()
     y = torch.where(usable, (points - centre) / scale, 0.0)
@@ -273,16 +290,9 @@ def moments_of_weighted_points(weights: Tensor, points: Tensor, draws: Tensor, d
     squares = weights.square()
     # The effective sample size of the terms w a is (Σ w a)² / Σ (w a)².
     usable &= variance.square() > MIN_TERMS_OF_VARIANCE * (squares @ away.square())
+    kurtoses = ((weights @ away.square()) / variance.square()).nan_to_num(nan=0.0, posinf=0.0)
     variance = torch.where(usable, variance, 1.0)
-    draws_kurtosis, posterior_kurtosis = kurtosis(draws), (weights @ away.square()) / variance.square()
-    # The weighted points show how long the posterior's tail is, also on a site's own scale.
-    own_scale = torch.arange(len(posterior_kurtosis)) >= dim
     mean_error = (squares @ away).sqrt() / variance.sqrt()
     log_error = (squares @ (away - variance).square()).sqrt() / (2 * variance)
-    chance = ((posterior_kurtosis - 1) / len(draws)).sqrt() / 2  # of as many exact draws
-    too_narrow = variance.log() / 2 > STANDARD_ERRORS * torch.hypot(chance, log_error)
-    judgeable = (STANDARD_ERRORS * chance <= math.log(SD_MATTERS)) | ((chance <= math.log(SD_MATTERS)) & too_narrow)
-    usable &= torch.where(own_scale, judgeable, judgeable_sds(draws_kurtosis, posterior_kurtosis, dim, CHAINS))
-    figures = mean / variance.sqrt(), mean_error, variance.log() / 2, log_error
-    mean, mean_error, log_sd, log_error = (torch.where(usable, figure, 0.0) for figure in figures)
-    return Moments(mean, mean_error, log_sd, log_error, by="weights")
+    found = Moments(mean / variance.sqrt(), mean_error, variance.log() / 2, log_error, by="weights")
+    return found.where(usable), kurtoses

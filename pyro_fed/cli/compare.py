@@ -12,8 +12,8 @@ import click
 
 from pyro_fed.cli import options
 from pyro_fed.cli.options import parse_executor
-from pyro_fed.cli.process import run_apart, typed_command, write_result
-from pyro_fed.conventions.output import check_writable, kept_elsewhere, replaced_file
+from pyro_fed.cli.process import run_apart, typed_command
+from pyro_fed.conventions.output import check_writable, kept_elsewhere, replaced_file, write_result
 from pyro_fed.errors import PyroFedError, SettingError, StoppedError
 
 if TYPE_CHECKING:

@@ -24,10 +24,11 @@ from pyro_fed.cli.compare import bench, compare
 from pyro_fed.cli.network import agent, certificates, flower
 from pyro_fed.cli.node import node
 from pyro_fed.cli.options import parse_executor, parse_graph
-from pyro_fed.cli.process import terminated_as_interrupted, typed_command, write_result
+from pyro_fed.cli.process import terminated_as_interrupted, typed_command
 from pyro_fed.cli.study import study
 from pyro_fed.conventions.html import MAX_SHOWN_ROWS
-from pyro_fed.conventions.output import kept_elsewhere
+from pyro_fed.conventions.output import kept_elsewhere, write_result
+from pyro_fed.conventions.toml_files import read_toml
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, TimeLimitError
 
@@ -311,10 +312,10 @@ main.add_command(node)
 def list_all() -> None:
     """List the models, the recipes and the algorithms."""
     from pyro_fed.analysis.report import overview
-    from pyro_fed.recipes import library, recipe
+    from pyro_fed.recipes import library
 
     models = {name: library.model_description(path) for name, path in library.list_models().items()}
-    recipes = {name: recipe.read_toml(path).get("description", "") for name, path in library.list_recipes().items()}
+    recipes = {name: read_toml(path).get("description", "") for name, path in library.list_recipes().items()}
     click.echo(overview.listing("Models", models))
     click.echo(overview.listing("Recipes", recipes))
     click.echo(overview.listing("Algorithms", _algorithms()))

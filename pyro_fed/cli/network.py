@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from pyro_fed.cli import options
-from pyro_fed.cli.process import write_result
+from pyro_fed.conventions.output import write_result
 
 
 @click.command()

@@ -19,6 +19,7 @@ from click.shell_completion import CompletionItem
 
 from pyro_fed.conventions.names import DEFAULT_CLIENTS
 from pyro_fed.conventions.output import PAGE_ENDINGS, check_writable
+from pyro_fed.conventions.toml_files import read_toml
 from pyro_fed.conventions.version import REMOVED_IN
 from pyro_fed.errors import SettingError
 
@@ -126,12 +127,10 @@ def complete_model(_: click.Context, __: click.Parameter, begun: str) -> list[Co
 
 def complete_recipe(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionItem]:
     """Recipes and files whose names begin so, for the shell's completion."""
-    from pyro_fed.recipes import library, recipe
+    from pyro_fed.recipes import library
 
     listed = library.list_recipes()
-    return _complete_names(
-        {name: recipe.read_toml(path).get("description", "") for name, path in listed.items()}, begun
-    )
+    return _complete_names({name: read_toml(path).get("description", "") for name, path in listed.items()}, begun)
 
 
 def _complete_names(described: dict[str, str], begun: str) -> list[CompletionItem]:

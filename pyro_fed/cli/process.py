@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pyro_fed.conventions.output import kept_elsewhere
-
 if TYPE_CHECKING:
     from pyro_fed.results.inference_data import InferenceData
 
@@ -38,13 +36,6 @@ def _from_here(word: str) -> str:
         return f"{option}{equals}{Path(value).resolve().relative_to(Path.cwd())}"
     except ValueError:  # outside of the working directory: only the file's name is shown
         return f"{option}{equals}{Path(value).name}"
-
-
-def write_result(idata: InferenceData, out: Path) -> None:
-    """Write a result as NetCDF; if that fails, keep it in another folder."""
-    with kept_elsewhere(out) as place:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        idata.to_netcdf(str(place))
 
 
 #: What a terminal sends that closes; Windows has no such signal.

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -31,6 +30,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.names import closest
+from pyro_fed.conventions.toml_files import read_toml
 from pyro_fed.errors import DataError, SettingError, listed
 
 T = TypeVar("T")
@@ -241,13 +241,7 @@ def read_codebook(path: str | Path) -> Codebook:
         'years'
     """
     path = Path(path)
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SettingError(f"{path} is not a TOML file: {error}") from error
-    except (OSError, ValueError) as error:
-        raise SettingError(f"{path} cannot be read: {reason(error)}") from error
-    return checked_codebook(from_table(Codebook, table, str(path)), str(path))
+    return checked_codebook(from_table(Codebook, read_toml(path, "a codebook"), str(path)), str(path))
 
 
 def checked_codebook(book: Codebook, where: str) -> Codebook:

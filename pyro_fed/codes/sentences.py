@@ -628,6 +628,17 @@ def draws_do_not_tell(parameter: str, kurtosis: float, draws: int, cures: Cures 
     )
 
 
+@doubt(Topic.MOMENTS)
+def draws_miss_the_sd(
+    parameter: str, kurtosis: float, draws: int, sd_ratio: float, sd_ratio_error: float, cures: Cures = (QUANTILES,)
+) -> str:
+    return (
+        f"the SD of these {draws:,} draws of {quote_name(parameter)} is not the posterior's, which is "
+        f"{sd_ratio:.3g} ± {sd_ratio_error:.1g} times as large by importance weights: the tail is so long (a kurtosis "
+        f"of {kurtosis:.2g}) that so few draws do not determine it, even if all draws are right. {cures[0]}"
+    )
+
+
 @note(Topic.MOMENTS)
 def sd_by_chance(
     parameter: str,

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from pyro_fed.errors import SettingError
 
@@ -82,6 +82,12 @@ def kept_elsewhere(out: Path) -> Iterator[Path]:
     except OSError as error:
         raise SettingError(f"{out} could not be written: {error}. The result is kept in {written}") from error
     shutil.rmtree(folder)
+
+
+def write_result(result: Any, out: Path) -> None:
+    """Write a result as NetCDF, whole or not at all; an error names where it is kept."""
+    with kept_elsewhere(out) as place:
+        result.to_netcdf(str(place))
 
 
 def _put(written: Path, out: Path) -> None:

@@ -61,7 +61,10 @@ class Symmetry:
 
 
 def between(problem: Problem, one: Tensor, other: Tensor) -> Symmetry | None:
-    """The map with the fewest moves from the values at a mode (D,) to those at another (D,); None if there is none."""
+    """The map with the fewest moves from the values at a mode (D,) to those at another (D,).
+
+    None if there is none, or if the values are the same.
+    """
     x, y = entries(problem, torch.stack([one, other]))
     far_logits = torch.tensor([[-20.0], [20.0]], dtype=one.dtype)
     ends = entries(problem, far_logits.expand(-1, len(one)))
@@ -84,6 +87,8 @@ def between(problem: Problem, one: Tensor, other: Tensor) -> Symmetry | None:
     source_numbers = torch.from_numpy(source)
     keeps_sign = is_equal[torch.arange(len(source_numbers)), source_numbers]
     sign = torch.where(keeps_sign, 1.0, -1.0).double()
+    if bool(keeps_sign.all()) and torch.equal(source_numbers, torch.arange(len(source_numbers))):
+        return None
     return Symmetry(source_numbers, sign, torch.where(keeps_sign, 0.0, lower + upper))
 
 

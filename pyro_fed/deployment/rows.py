@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from pyro_fed.errors import DataError
+from pyro_fed.recipes.library import import_file
 
 
 def load_rows(path: Path, model: Callable[..., Any], *given: Any, option: str = "--data") -> tuple[Any, ...]:
@@ -76,12 +76,8 @@ def _from_table(path: Path, names: list[str], needed: int, option: str) -> tuple
 
 
 def _from_python(path: Path, given: tuple[Any, ...], option: str) -> tuple[Any, ...]:
-    spec = importlib.util.spec_from_file_location(f"pyro_fed_rows_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise DataError(f"{option} {path} cannot be imported as a Python file")
-    module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        module = import_file(path, "rows")
         takes = inspect.signature(module.load_rows).parameters
         found = module.load_rows(*given) if takes else module.load_rows()
     except Exception as error:  # the file is the user's code, which may raise anything

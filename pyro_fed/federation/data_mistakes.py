@@ -20,7 +20,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from pyro_fed.conventions.limits import ROUNDING_UNITS, SAME_SHARE
+from pyro_fed.conventions.limits import SAME_SHARE
 from pyro_fed.conventions.names import as_it_looks
 from pyro_fed.density.checks.lookups import num_elements
 from pyro_fed.density.checks.points import FEW_ROWS, NUM_DRAWS, ROWS_TOGETHER, points_within_radius
@@ -28,7 +28,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.rows.files import blocks, picked
 from pyro_fed.errors import listed, warn_user
-from pyro_fed.ops.entries import evenly
+from pyro_fed.ops.entries import evenly, rounding_of
 
 #: A value is far away if its gap to the others is more than this multiple of their range.
 FAR_VALUE_RANGES = 10.0
@@ -289,7 +289,7 @@ def taken_as_a_number(problem: Problem, number: int, column: int, rows: Tensor) 
         return True
     if not all(bool(found.isfinite().all()) for found in (here, twice, near)):
         return True
-    if bool(((twice - here).abs() <= ROUNDING_UNITS * torch.finfo(here.dtype).eps * here.abs()).all()):
+    if bool(((twice - here).abs() <= rounding_of(here)).all()):
         return False
     size = torch.maximum(_differences(here).abs().amax(), _differences(near).abs().amax())
     return bool((_differences(near) - _differences(here)).abs().amax() <= LARGEST_SLOPE_CHANGE * size)

@@ -17,7 +17,7 @@ import math
 from typing import Any
 
 import numpy as np
-from scipy import sparse
+from scipy import ndimage, sparse
 from scipy.sparse import csgraph
 from scipy.sparse import linalg as sparse_linalg
 
@@ -98,15 +98,10 @@ def detailed_balance(matrix: sparse.csr_array) -> np.ndarray | None:
             if back == 0.0:
                 return None
             log_v[node] = log_v[parent[node]] + math.log(lookup[parent[node], node] / back)
-    v = np.exp(log_v - np.maximum.reduceat(log_v[np.argsort(labels, kind="stable")], _first_places(labels))[labels])
+    v = np.exp(log_v - ndimage.maximum(log_v, labels, np.arange(count))[labels])
     v /= np.bincount(labels, weights=v, minlength=count)[labels]
     flow = sparse.diags_array(v) @ matrix
     return v if abs(flow - flow.T).max() <= SAME_SHARE * flow.max() else None
-
-
-def _first_places(labels: np.ndarray) -> np.ndarray:
-    """The first place of each component in the agents sorted by component."""
-    return np.concatenate([[0], np.cumsum(np.bincount(labels))[:-1]])
 
 
 def second_eigenvalue(matrix: sparse.csr_array) -> float:

@@ -124,17 +124,9 @@ def load_model(name_or_path: str | Path, *, with_data: bool = True) -> ModuleTyp
         'data'
     """
     path = find_model(name_or_path).resolve()
-    # Two files of one name in two folders are two modules, and neither shadows an installed package.
-    name = f"pyro_fed_model_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ModelError(f"{path} cannot be imported as a Python file.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and typing look a class's module up by name
     try:
-        spec.loader.exec_module(module)
+        module = import_file(path, "model")
     except (Exception, SystemExit) as error:  # the file is the user's code, which may raise anything
-        del sys.modules[name]
         raise ModelError(f"model file {path} cannot be imported: {type(error).__name__}: {error}") from error
     missing = [part for part in MODEL_PARTS if (with_data or part != "load_data") and not hasattr(module, part)]
     if missing:
@@ -142,6 +134,23 @@ def load_model(name_or_path: str | Path, *, with_data: bool = True) -> ModuleTyp
             f"model file {path} does not define {', '.join(missing)}; a model file defines "
             "model(...), PLATE (the name of the plate over the data) and load_data() -> (train, test)."
         )
+    return module
+
+
+def import_file(path: Path, kind: str) -> ModuleType:
+    """The module of a user's Python file, which this executes; whatever the file raises is raised."""
+    # Two files of one name in two folders are two modules, and neither shadows an installed package.
+    name = f"pyro_fed_{kind}_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ImportError("expected a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and typing look a class's module up by name
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 

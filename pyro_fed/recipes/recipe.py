@@ -27,7 +27,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import sys
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -43,6 +42,7 @@ from pyro_fed.conventions.nested_settings import (
     setting_hints,
     settings_in,
 )
+from pyro_fed.conventions.toml_files import read_toml
 from pyro_fed.errors import OURS, SettingError
 from pyro_fed.recipes.library import find_recipe
 from pyro_fed.recipes.values import (
@@ -169,20 +169,6 @@ def load(name_or_path: str | Path) -> Recipe:
         description=content.get("description", ""),
         source=MappingProxyType(_checked_settings(source, dict.fromkeys(source, str), f"{path} [source]")),
     )
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """The content of a TOML file; SettingError has the line and column."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingError(f"{path} is not a TOML file: {error}") from error
-    except ValueError as error:  # a number of more digits than Python reads
-        raise SettingError(f"{path} is not a recipe: {str(error).partition(';')[0]}") from error
-    except RecursionError as error:
-        raise SettingError(f"{path} is not a recipe: its tables or lists are nested too deeply") from error
-    except OSError as error:
-        raise SettingError(f"{path} cannot be read: {error}") from error
 
 
 def check_settings(

@@ -142,13 +142,10 @@ def _undetermined_sds(plan: Plan, one: Answer, other: Answer) -> Tensor:
 
 @dataclass(frozen=True)
 class Choice:
-    """The result that is returned.
+    """The result that is returned, with all remaining doubts.
 
-    Args:
-        answer: the result.
-        doubts: all remaining doubts.
-        settled: whether no further stage is needed: there are no doubts, or enough stages were tried to confirm the
-            result; and it meets the plan's target, or enough stages were tried to meet it.
+    It is settled if no further stage is needed: there are no doubts, or enough stages were tried to confirm the result;
+    and it meets the plan's target, or enough stages were tried to meet it.
     """
 
     answer: Answer

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils import _pytree as pytree
 
 from pyro_fed.algorithm import Algorithm
@@ -18,6 +17,7 @@ from pyro_fed.algorithm.contract import Noise
 from pyro_fed.algorithm.states import select
 from pyro_fed.conventions.limits import MIN_EFFECTIVE_DRAWS
 from pyro_fed.errors import InterruptedRun
+from pyro_fed.ops.arviz_versions import ess
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.executors import Sequential, Vectorised, Work
 from pyro_fed.runtime.executors.base import Reply
@@ -279,7 +279,7 @@ def check_conjugate_posterior(algorithm: Algorithm, case: Case) -> None:
     federation, mean, sd = problems.conjugate()
     idata = case.run(federation, num_rounds=None, num_draws=NUM_DRAWS, compile="trace")
     draws = np.asarray(idata["posterior"]["w"].values)
-    size = effective_size(draws) if algorithm.draws_are == "chains" else np.full(2, draws[..., 0].size)
+    size = np.fmax(1.0, ess(draws)) if algorithm.draws_are == "chains" else np.full(2, draws[..., 0].size)
     require(
         bool((size >= MIN_EFFECTIVE_DRAWS).all()),
         f"chains of at least {MIN_EFFECTIVE_DRAWS} effective draws, by which mean and SD can be judged",
@@ -303,10 +303,3 @@ def check_conjugate_posterior(algorithm: Algorithm, case: Case) -> None:
         "The steps have not converged, their noise has moved a scale, a prior counts twice, or a factor is wrong, as "
         "of the entropy or in `sample`",
     )
-
-
-def effective_size(draws: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Effective number of draws of each parameter, at least one, of chains (chain, draw, D)."""
-    import arviz as az
-
-    return np.array([max(1.0, float(az.ess(np.ascontiguousarray(draws[..., i])))) for i in range(draws.shape[-1])])

@@ -176,3 +176,9 @@ def test_a_run_of_an_unsymmetric_posterior_says_what_it_misses():
         idata = pf.run(pf.FedEP(), fed, progress=False)
     codes = pf.findings(idata)["code"].tolist()
     assert "draws_at_all_images" not in codes and "mode_without_draws" in codes
+
+
+def test_two_places_of_one_mode_show_no_symmetry():
+    problem = federation(mixture, two_groups()).problem
+    mode = problem.init(1, torch.Generator().manual_seed(0))[0].double()
+    assert symmetry.between(problem, mode, mode + 1e-6) is None

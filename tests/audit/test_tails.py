@@ -11,6 +11,7 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.audit import undetermined_sd_findings
+from pyro_fed.audit.moment_findings import missed_sd_findings
 from pyro_fed.audit.moments import Moments, Quantities, wrong_moments
 from pyro_fed.audit.target import Target
 from pyro_fed.audit.weighted_points import moments_by_weights, moments_of_weighted_points, sample_weighted_points
@@ -357,3 +358,30 @@ def test_answers_that_agree_in_the_quantiles_of_a_cauchy_are_no_disagreement():
     assert idata.attrs["doubts"] == ""
     low, middle, high = np.percentile(idata["posterior"]["z"].values, [25, 50, 75])
     assert (low, middle, high) == pytest.approx((1.0, 3.0, 5.0), abs=0.5)
+
+
+def spike_and_wide(y):
+    mu = pyro.sample("mu", dist.Normal(y.new_tensor(0.0), 5.0))
+    parts = dist.Normal(y.new_zeros(2), y.new_tensor([0.1, 3.0]))
+    pyro.sample("w", dist.MixtureSameFamily(dist.Categorical(y.new_tensor([0.95, 0.05])), parts))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(mu.expand(len(y)), 1.0), obs=y)
+
+
+@pytest.mark.parametrize(("wide", "code"), [(5, []), (1, ["draws_miss_the_sd"]), (13, ["draws_miss_the_sd"])])
+def test_an_sd_that_few_draws_miss_is_doubted_even_if_it_is_by_chance(wide, code):
+    """A hundred draws, five of which should be wide: of one or of thirteen the SD is beyond the limits."""
+
+    def quantiles(count, sd):
+        return sd * torch.special.ndtri((torch.arange(count, dtype=torch.float64) + 0.5) / count)
+
+    exact = math.sqrt(0.95 * 0.1**2 + 0.05 * 3.0**2)
+    z = torch.cat([quantiles(100 - wide, 0.1), quantiles(wide, 3.0) + 3.0 * (wide == 1)])
+    mu = 0.5 * torch.randn(100, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    draws = torch.stack([mu, z], 1)
+    findings = missed_sd_findings(evidence_of(spike_and_wide, (torch.zeros(4, dtype=torch.float64),), draws))
+    assert [one.code for one in findings] == code
+    for one in findings:
+        ratio, error = one.figures["sd_ratio"], one.figures["sd_ratio_error"]
+        assert one.is_doubt and one.where == {"parameter": "w"}
+        assert abs(ratio - exact / float(z.std())) < 5 * error < 0.3 * ratio  # chance 1e-6

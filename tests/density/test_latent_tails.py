@@ -96,6 +96,33 @@ def test_models_whose_integrals_are_accurate_keep_gauss_hermite_nodes(likelihood
     assert not rule.tails and rule.order in ORDERS  # as few as they need
 
 
+def patients_in_hospitals(x, group, count, y):
+    mu = pyro.sample("mu", dist.Normal(x.new_tensor(0.0), 1.5))
+    tau = pyro.sample("tau", dist.HalfNormal(x.new_tensor(1.0)))
+    beta = pyro.sample("beta", dist.Normal(x.new_zeros(2), 1.0).to_event(1))
+    with pyro.plate("hospital", count):
+        effect = pyro.sample("effect", dist.Normal(mu, tau))
+    with pyro.plate("patient", len(y)):
+        logits = (x * beta.unsqueeze(-2)).sum(-1) + effect[..., group]
+        pyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
+
+
+def test_rounding_of_large_sums_does_not_ask_for_more_nodes():
+    generator = torch.Generator().manual_seed(0)
+    group = torch.arange(4).repeat_interleave(1000)
+    x = torch.randn(len(group), 2, generator=generator)
+    y = (torch.rand(len(group), generator=generator) < (x[:, 0] + 0.5 * group - 1).sigmoid()).float()
+
+    def rule(dtype):
+        args = (x.to(dtype), group, 4, y.to(dtype))
+        rows, options = {"patient": "group"}, {"plate": "hospital", "num_clients": 2, "dtype": dtype}
+        return pf.Federation(patients_in_hospitals, args, rows=rows, **options).problem.quadrature
+
+    single, double = rule(torch.float32), rule(torch.float64)
+    assert not single.tails and not double.tails
+    assert single.order == double.order and single.mode_steps <= double.mode_steps
+
+
 def test_a_rule_of_few_nodes_is_placed_by_the_curvature():
     assert not federation("gamma-Poisson", order=5).problem.quadrature.tails
     assert not Quadrature(order=5, tails=True).by_tails(1)

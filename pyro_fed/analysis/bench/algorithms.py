@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import importlib.util
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -21,7 +20,7 @@ from pyro_fed.conventions.names import closest
 from pyro_fed.errors import DataError, PyroFedError, SettingError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.recipes import recipe
-from pyro_fed.recipes.library import first_line, list_recipes
+from pyro_fed.recipes.library import first_line, import_file, list_recipes
 from pyro_fed.runtime.run import run
 
 if TYPE_CHECKING:
@@ -122,23 +121,14 @@ def as_result(found: Any, clients: Clients, path: Path) -> InferenceData:
     return result
 
 
+@functools.cache
 def load_adapter(path: Path) -> ModuleType:
     """The module of an adapter's file, whose code this executes: load only files that you trust."""
-    name = f"pyro_fed_adapter_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise AdapterError(f"adapter {path}: expected a Python file that can be imported")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        module = import_file(path, "adapter")
     except Exception as error:  # the user's code may raise any kind of error
-        del sys.modules[name]
         raise AdapterError(f"adapter {path} cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(getattr(module, "run", None)):
-        del sys.modules[name]
         raise AdapterError(
             f"adapter {path} does not define run(model, clients) -> InferenceData: see "
             "pyro_fed.analysis.bench.clients for an example"

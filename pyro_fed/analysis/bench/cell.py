@@ -74,11 +74,6 @@ class Outcome(Cell):
     """The outcome of a cell.
 
     Attributes:
-        case: name of the case.
-        split: how its rows were split over clients.
-        algorithm: name of the algorithm.
-        seed: seed of the split and of the run.
-        version: a digest of the code and the algorithm's file.
         outcome: one of `OUTCOMES`.
         doubts: sentences by which the run doubts its own answer.
         warned: other warnings of the run.

@@ -41,14 +41,11 @@ class Clients(Sequence[tuple[Any, ...]]):
     Args:
         federation: the federation of these clients.
         pooled: the model's arguments for all rows.
-        seed: seed of all randomness.
+        seed: seed of all randomness; Pyro and torch have been seeded with it.
         num_draws: number of draws that the adapter should return.
 
     Attributes:
-        pooled: the model's arguments for all rows.
         plate: name of the plate over the rows.
-        seed: seed of the run; Pyro and torch have been seeded with it.
-        num_draws: number of draws that the adapter should return.
         row_counts: number of rows of each client.
     """
 

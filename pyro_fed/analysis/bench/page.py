@@ -119,15 +119,13 @@ def write_page(
     Example:
         >>> write_page(Path("benchmark.html"), run_benchmark(Path("cells"), quick=True))
     """
-    page.check_report(path)
-    import jinja2
-
-    loader = jinja2.FileSystemLoader([TEMPLATES, page.TEMPLATES])
-    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
     ids = {_key(one): f"c{number}" for number, one in enumerate(results.outcomes)}
     colours = {name: f"var({svg.variable(colour)})" for name, colour in line_colors(results.algorithms).items()}
     others = set(results.adapters)
-    text = environment.get_template("bench.html").render(
+    page.write_page(
+        path,
+        "bench.html",
+        TEMPLATES,
         title=title,
         lead=_lead(results),
         verdict=_verdict(results),
@@ -148,8 +146,6 @@ def write_page(
         cells=[_diagnosis(one, ids[_key(one)], one.algorithm in others) for one in results.outcomes],
         colophon=_colophon(results, command),
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(line.rstrip() for line in text.splitlines() if line.strip()) + "\n", encoding="utf-8")
 
 
 def _key(one: Outcome) -> tuple[str, str, str]:

@@ -54,18 +54,11 @@ def run_in_processes(
     deadline: float | None = None,
     warm: bool = True,
 ) -> Iterator[tuple[T, R | Died]]:
-    """Call a function on each task in a process of its own.
+    """Call a function of an importable module on each task in a process of its own, `jobs` at a time.
 
-    Args:
-        function: of a module, and not of the program that is run; the server imports its module.
-        tasks: in the order in which they are started.
-        jobs: number of processes at a time.
-        limit: seconds of CPU time that a process may take; None for no limit.
-        deadline: a time by `time.monotonic`, at which running processes are killed, and no more are started.
-        warm: fork the processes from one that has loaded libraries; otherwise each is a new Python.
-
-    Yields:
-        Each task as its process ends, with what the function returned, or with how the process died before.
+    Yields each task as its process ends, with what the function returned or how the process died. A process may take
+    `limit` seconds of CPU time. At `deadline`, by `time.monotonic`, running processes are killed and no more started.
+    `warm` processes are forked from one that has loaded libraries; otherwise each is a new Python.
     """
     context: Any = _server(function.__module__) if warm else multiprocessing.get_context("spawn")
     waiting = iter(tasks)

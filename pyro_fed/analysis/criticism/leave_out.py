@@ -40,7 +40,7 @@ from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.errors import DataError, SettingError, StoppedError, warn_user
 from pyro_fed.infer import FedAIS
-from pyro_fed.infer.sites.gaussian_sites import gaussian, prepend_gaussian
+from pyro_fed.infer.sites.gaussian_sites import prepend_gaussian
 from pyro_fed.ops.arviz_versions import group_of
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.importance import LARGEST_PARETO_K, log_mean, smoothed
@@ -288,12 +288,9 @@ def _mixture(q: Gaussian, sites: Gaussian, num_draws: int, generator: torch.Gene
     normal = torch.randn(each, count, dim, generator=generator, dtype=torch.float64)
     squares = torch.randn(each, count, int(STUDENT_FREEDOM), generator=generator, dtype=torch.float64).square().mean(-1)
     points = parts.transform(normal / squares.sqrt().unsqueeze(-1)).flatten(0, 1)
-    log_density = torch.stack([_student(gaussian(_select_draws(parts, i)), points) for i in range(count)]).logsumexp(0)
+    each_part = (type(parts)(*natural) for natural in zip(parts.precision, parts.eta, strict=True))
+    log_density = torch.stack([_student(part, points) for part in each_part]).logsumexp(0)
     return Proposals(points, log_density - math.log(count))
-
-
-def _select_draws(parts: Gaussian, i: int) -> dict[str, Tensor]:
-    return {"precision": parts.precision[i], "eta": parts.eta[i]}
 
 
 def _student(part: Gaussian, points: Tensor) -> Tensor:

@@ -51,6 +51,19 @@ def check_report(path: str | Path) -> None:
         raise SettingError(f"path={str(path)!r} would be an HTML page, whatever its name: call it {better!r}")
 
 
+def write_page(path: str | Path, template: str, *folders: Path, **values: Any) -> None:
+    """Write a page from a template in one of some folders, or of this room, without empty lines."""
+    check_report(path)
+    import jinja2
+
+    loader = jinja2.FileSystemLoader([*folders, TEMPLATES])
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
+    text = environment.get_template(template).render(**values)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    lines = (line.rstrip() for line in text.splitlines() if line.strip())
+    Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 @checked
 def write_report(
     path: str | Path,
@@ -103,16 +116,14 @@ def write_report(
         raise SettingError(
             f"write_report: the reference {reference!r} is none of the results {list(results)}: name one of them"
         )
-    import jinja2
-
-    loader = jinja2.FileSystemLoader(TEMPLATES)
-    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
     unaudited = {name for name, one in results.items() if "audited" in one.attrs and not flag(one.attrs, "audited")}
     verdicts = [_verdict(name, one, table, reference, name in unaudited) for name, one in findings.items()]
     about = pictures.ReportData(table, results, federation, reference, test)
     sections = [*_tables(table), *tables.posterior_tables(about), *tables.answer_tables(results)]
     sections += pictures.pictures(about)
-    page = environment.get_template("report.html").render(
+    write_page(
+        path,
+        "report.html",
         title=title,
         lead=lead
         or (f"{len(results)} results, without their rows" if federation is None else clients_line(federation)),
@@ -125,8 +136,6 @@ def write_report(
         settings=[row for name, one in results.items() for row in settings(name, one)],
         colophon=colophon(results, command),
     )
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(page, encoding="utf-8")
 
 
 def clients_line(federation: Federation) -> str:

@@ -42,7 +42,6 @@ import torch
 from torch import Tensor
 from torch.func import grad, jacrev, vjp
 
-from pyro_fed.conventions.limits import ROUNDING_UNITS
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, Predictors, predictors
 from pyro_fed.density.derivatives.rowwise import piece_size
 from pyro_fed.density.derivatives.scores import prior_scores, prior_scores_and_values
@@ -52,7 +51,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, row_pieces
 from pyro_fed.density.running.trace_sites import without_event_dims
 from pyro_fed.ops.batched import Moments, quiet, vmap
-from pyro_fed.ops.entries import evenly
+from pyro_fed.ops.entries import evenly, rounding_of
 from pyro_fed.ops.gaussian import FullGaussian
 from pyro_fed.ops.matrices import symmetrised
 from pyro_fed.ops.memory import count_in_memory
@@ -196,8 +195,9 @@ def _under_gaussian(problem: Problem) -> Tensor | None:
     points = Coordinates.of(prior).model(PRIOR_REACH * standardised_sobol(TANGENT_POINTS, problem.dim).to(precision))
     own = prior_scores(problem, points.to(problem.dtype)).double()
     size = eta.abs() + points.abs() @ precision.abs()
-    near = ROUNDING_UNITS * torch.finfo(problem.dtype).eps * size  # not a number is not less
-    return points if bool(((own - site_scores(precision, eta, points)).abs() <= near).all()) else None
+    near = rounding_of(size.to(problem.dtype))
+    off = (own - site_scores(precision, eta, points)).abs()
+    return points if bool((off <= near).all()) else None  # NaN is not less
 
 
 def count_tangents_below(problem: Problem, points: Tensor, data: ClientData) -> Tensor:
@@ -226,7 +226,7 @@ class Tangents:
         """The count with a piece of one client's rows, at points (P, D), by row numbers (b,) and weights (b,)."""
         (rows, points), (index, weight) = const, piece
         picked = tuple(leaf[index] for leaf in rows)
-        parts, eps = self.parts, torch.finfo(points.dtype).eps
+        parts = self.parts
 
         def of_rows(u: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
             values = parts.rest(u, z, *picked)
@@ -237,6 +237,6 @@ class Tangents:
         rise = torch.einsum("amp,bmp->abm", slopes, us) - (slopes * us).sum(-1).unsqueeze(1)
         size = torch.einsum("amp,bmp->abm", slopes.abs(), us.abs()) + (slopes * us).abs().sum(-1).unsqueeze(1)
         size = 1.0 + size + values.abs().unsqueeze(1) + values.abs().unsqueeze(0)
-        above = values.unsqueeze(0) <= values.unsqueeze(1) + rise + ROUNDING_UNITS * eps * size
+        above = values.unsqueeze(0) <= values.unsqueeze(1) + rise + rounding_of(size)
         below = ~above  # NaN counts as below too
         return total + (below & (weight > 0)).sum().to(total), ()

@@ -6,7 +6,8 @@ any θ. For points θ of one posterior with the mean c, searches start near the 
 
     x(θ) ≈ x(c) + H⁻¹ ∂²f/∂x∂θ (θ - c)
 
-so that one or two steps, and fewer nodes, may suffice. Both are tried at the points farthest from the mean: fewer nodes
+so that few steps, and fewer nodes, may suffice: nodes by the curvature also in place of nodes by the tails, which cost
+ten times as much, if the tails matter only at other θ. Both are tried at the points farthest from the mean: fewer nodes
 are used if they change the log-likelihood of all rows by at most `NEGLIGIBLE` nats, and if this change differs between
 the points by at most the share `NEGLIGIBLE` of that. A client whose rows are not integrated accurately starts at zero,
 with all nodes. For a few points the modes are computed at each point. All searches repeat one compiled step.
@@ -72,7 +73,8 @@ def from_modes(
 def ascent_starts(problem: Problem, points: Tensor, batch: Batch) -> AscentStarts | None:
     """The rows of C clients with starts near points (C, S, D); None if these save nothing."""
     rule, dim = problem.quadrature, problem.local_dim
-    if not dim or rule.starts or ((rule.mode_steps or 0) <= NEAR_STEPS and not rule.by_tails(dim)):
+    most = rule.mode_steps or rule.max_mode_steps
+    if not dim or rule.starts or (most <= NEAR_STEPS and not rule.by_tails(dim)):
         return None
     if points.shape[1] <= NEAR_STEPS * (1 + NUM_OUTERMOST_POINTS):  # a trial would cost more steps than it saves
         return _at_few_points(problem, points.to(problem.dtype).contiguous(), batch)
@@ -84,7 +86,7 @@ def ascent_starts(problem: Problem, points: Tensor, batch: Batch) -> AscentStart
     mean_point = probes[:, :1].contiguous()
     modes = _modes(problem, mean_point, batch)
     slope = problem.mapped(_slope, (0, BATCHES, 0), calls=0)(mean_point, batch, modes)
-    steps = torch.ones(len(points), NEAR_STEPS, dtype=problem.dtype, device=points.device)
+    steps = torch.ones(len(points), most, dtype=problem.dtype, device=points.device)
     near = NearbyModes(mean_point, modes.mode, slope, steps)
     remaining, differences, size = _trial(problem, probes, batch._replace(near=(near,)))
     converged = (remaining <= NEGLIGIBLE).transpose(1, 2).flatten(2).all(2)  # (C, steps); False for NaN

@@ -12,8 +12,9 @@ A draw is the end of a short Markov chain in the units of `quadrature`, x = m + 
 T follows from the weights of proposals at a few draws: if no weight exceeds M times their mean, the share of the start
 after T steps is (1 - 1/M)^T (Mengersen & Tweedie 1996). T is zero if the last step alone makes this share small enough,
 such as for a Gaussian x | θ_s, y_i. If `tails` places the nodes, proposals come from the piecewise linear density
-between these, by uniform numbers in step 1 and Φ of the normal numbers in step 2. For rows with several modes a
-proposal is a mode, chosen by its mass, and a place around it, accepted by the mode's part of the density.
+between these, by uniform numbers in step 1 and Φ of the normal numbers in step 2, unless the tails do not matter at
+these draws of θ. For rows with several modes a proposal is a mode, chosen by its mass, and a place around it, accepted
+by the mode's part of the density.
 
 The normal proposals of the S draws are `balanced_normal`: each has its exact distribution, and proposals of different
 rows are independent, but their sum over the draws hardly varies. The errors of the moments of x are then hardly larger
@@ -25,34 +26,28 @@ summed out. These draws are exact, and a pure function that `vmap` supports.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyro_fed.density.latents.discrete import log_weights
-
-if TYPE_CHECKING:
-    from pyro_fed.density.problem import Problem
-
-
-import math
-from typing import TYPE_CHECKING, NamedTuple
-
 from pyro_fed.density.latents.ascent_starts import ascent_starts, first_client, one_client
-from pyro_fed.density.latents.modes import Centre, log_shares
+from pyro_fed.density.latents.discrete import log_weights
+from pyro_fed.density.latents.modes import Centre, log_shares, one_mode_each
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.matrices import log_det_lower
 from pyro_fed.ops.memory import count_in_memory, count_of_densities
 from pyro_fed.ops.points import balanced_normal
 
 if TYPE_CHECKING:
-    from pyro_fed.density.latents.quadrature import Quadrature
+    from pyro_fed.density.latents.quadrature import NearbyModes, Quadrature
     from pyro_fed.density.problem import Problem
 
-
-#: Number of draws of θ for the choice of T, and largest share of the start after T steps: one draw in a thousand.
+#: Number of draws of θ by which proposals and T are chosen, and largest share of the start after T steps: one draw in
+#: a thousand.
 PILOT_DRAWS, START_SHARE_LEFT = 8, 1e-3
 
 
@@ -67,9 +62,15 @@ class Proposals(NamedTuple):
 
 def draw_locals(problem: Problem, theta: Tensor, rows: tuple[Tensor, ...], generator: torch.Generator) -> Tensor:
     """Draws of the rows' latents at θ (S, D), unconstrained: (S, m, local_dim)."""
-    rule = problem.quadrature
-    several = bool(rule.starts)
-    centre, steps = _centres(problem, theta, rows), rule.draw_steps
+    starts = ascent_starts(problem, theta.unsqueeze(0), one_client(rows, theta))
+    near = None if starts is None else first_client(starts.batch.near[0])
+    centre, rule = _centres(problem, theta, rows, near), problem.quadrature
+    several, steps = bool(rule.starts), rule.draw_steps
+    if rule.by_tails(problem.local_dim) and not several:
+        pilots = _pilots(theta)
+        at_pilots = one_mode_each(Centre(*(part[pilots] for part in centre)))
+        rule = replace(rule, tails=rule.needs_tails(problem, theta[pilots], rows, at_pilots))
+        problem = replace(problem, quadrature=rule)
     if not several:
         steps = _steps(problem, theta, rows, centre, generator)
     chunks = _chunks(problem, len(theta), steps)
@@ -107,20 +108,21 @@ def _chunks(problem: Problem, count: int, steps: int) -> list[Tensor]:
     return [torch.arange(first, first + size).clamp_max(count - 1) for first in range(0, count, size)]
 
 
-def _centres(problem: Problem, theta: Tensor, rows: tuple[Tensor, ...]) -> Centre:
-    """Modes and curvatures of the rows at every θ (S, D), from those at the mean if this finds all of them."""
+def _centres(problem: Problem, theta: Tensor, rows: tuple[Tensor, ...], near: NearbyModes | None) -> Centre:
+    """Modes and curvatures of the rows at every θ (S, D), from known modes near them if there are any."""
     rule, chunks = problem.quadrature, _chunks(problem, len(theta), 1)
-    starts = ascent_starts(problem, theta.unsqueeze(0), one_client(rows, theta))
-    if starts is None:
+    if near is None:
         find = problem.mapped(rule.centres if rule.starts else rule.centre, (0, None), calls=0)
         centre_parts = [find(theta[chunk], rows) for chunk in chunks]
     else:
-        near, near_modes = (
-            problem.mapped(rule.centre_near, (0, None, None), calls=0),
-            first_client(starts.batch.near[0]),
-        )
-        centre_parts = [near(theta[chunk], rows, near_modes) for chunk in chunks]
+        find_near = problem.mapped(rule.centre_near, (0, None, None), calls=0)
+        centre_parts = [find_near(theta[chunk], rows, near) for chunk in chunks]
     return Centre(*(torch.cat(parts)[: len(theta)] for parts in zip(*centre_parts, strict=True)))
+
+
+def _pilots(theta: Tensor) -> Tensor:
+    """The numbers of a few draws (S, D)."""
+    return evenly(len(theta), PILOT_DRAWS)
 
 
 def _steps(
@@ -128,7 +130,7 @@ def _steps(
 ) -> int:
     """T for the row that needs the most steps, from the weights of proposals at a few draws."""
     rule = problem.quadrature
-    pilots = evenly(len(theta), min(PILOT_DRAWS, len(theta)))
+    pilots = _pilots(theta)
     weigh = problem.mapped(weighted_proposals, (0, 0, 0, None), calls=0)
     weight_pairs = []
     for pilot in pilots.split(len(_chunks(problem, len(theta), rule.draw_steps)[0])):

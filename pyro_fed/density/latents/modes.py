@@ -27,10 +27,10 @@ import torch
 from torch import Tensor
 from torch.func import grad, vjp
 
-from pyro_fed.conventions.limits import NEGLIGIBLE, ROUNDING_UNITS
+from pyro_fed.conventions.limits import NEGLIGIBLE
 from pyro_fed.density.bound import RowDensities
 from pyro_fed.ops.batched import Moments
-from pyro_fed.ops.entries import choose
+from pyro_fed.ops.entries import choose, rounding_of
 from pyro_fed.ops.matrices import absolute_cholesky, solve_lower, solve_lower_transposed
 
 Rows = tuple[Tensor, ...]
@@ -60,6 +60,10 @@ class Centre(NamedTuple):
         """Places (..., d) in units of the curvatures, C'(x - m); the inverse of `places_at`."""
         units: Tensor = (self.factor.mT @ (place - self.mode).unsqueeze(-1)).squeeze(-1)
         return units
+
+    def can_rise(self, tolerance: float) -> Tensor:
+        """Whether the next step (m,) is longer than `tolerance` SDs and gains more than rounding; False for NaN."""
+        return (self.decrement > tolerance) & (0.5 * self.decrement.square() > rounding_of(self.value))
 
     def distance(self, place: Tensor) -> Tensor:
         """Distances of places (..., d) from the modes, in SDs."""
@@ -221,7 +225,7 @@ def _ends(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows, first: C
         return starts, torch.zeros_like(starts.value, dtype=torch.bool)
     step = each(newton.step)
     for _ in range(MAX_RUNG_STEPS):
-        if bool((newton.centre_of(state).decrement <= rule.mode_tolerance).all()):
+        if not bool(newton.centre_of(state).can_rise(rule.mode_tolerance).any()):
             break
         state = step(theta, state)
     ends = newton.centre_of(state)
@@ -237,7 +241,7 @@ def _is_concave(state: Ascent, first: Centre) -> bool:
     size = torch.einsum("sami,sbmi->sabm", score.abs(), displacement.abs()) + (own_slope.abs() + value.abs()).unsqueeze(
         2
     )
-    tolerance = ROUNDING_UNITS * torch.finfo(value.dtype).eps * (1 + size + value.abs().unsqueeze(1))
+    tolerance = rounding_of(1 + size + value.abs().unsqueeze(1))
     tangent = (value - own_slope).unsqueeze(2) + at_others
     # Places at which the density overflows do not count.
     is_comparable = tangent.isfinite() & ~value.isnan().unsqueeze(1)
@@ -250,6 +254,11 @@ def directions(dim: int, like: Tensor) -> Tensor:
     if dim > 1:
         axes = torch.cat([axes, torch.full_like(axes[:1], dim**-0.5)])
     return torch.cat([axes, -axes])
+
+
+def one_mode_each(modes: Centre) -> Centre:
+    """One mode of each row (S, m, ...) as `Quadrature.centres` gives several, (S, 1, m, ...)."""
+    return Centre(*(part.unsqueeze(1) for part in modes))
 
 
 def log_mass(centre: Centre) -> Tensor:

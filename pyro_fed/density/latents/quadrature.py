@@ -41,7 +41,6 @@ from torch.func import grad, vjp
 from torch.utils import _pytree as pytree
 
 from pyro_fed.conventions.calls import Checked
-from pyro_fed.conventions.limits import ROUNDING_UNITS
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.bound import RowDensities
 from pyro_fed.density.checks.points import FEW_DRAWS, FEW_ROWS, RADIUS, ROWS_TOGETHER, points_within_radius
@@ -54,12 +53,13 @@ from pyro_fed.density.latents.modes import (
     log_shares,
     modes_at_points,
     needed_starts,
+    one_mode_each,
     without_failed_ascents,
 )
 from pyro_fed.density.latents.tails import Line, Profile, line
 from pyro_fed.density.starts import draw_starts
 from pyro_fed.errors import SettingError
-from pyro_fed.ops.entries import evenly
+from pyro_fed.ops.entries import evenly, rounding_of
 from pyro_fed.ops.matrices import log_det_lower, solve_lower, solve_lower_transposed
 from pyro_fed.ops.points import standardised_sobol
 
@@ -189,7 +189,7 @@ class Quadrature(metaclass=Checked):
         rule, theta, start = self._at_finite_starts(problem, theta, rows)
         steps, modes = rule._ascend(problem, theta, rows, start)
         chosen_rule = replace(rule, mode_steps=steps)._for_modes(problem, theta, rows, modes)
-        centres = modes_at_points(problem, chosen_rule, theta, rows) if chosen_rule.starts else _one_each(modes)
+        centres = modes_at_points(problem, chosen_rule, theta, rows) if chosen_rule.starts else one_mode_each(modes)
         if self.order is None:
             gaussian = not chosen_rule.starts and chosen_rule._is_gaussian(problem, theta, rows, centres)
             order = (
@@ -200,7 +200,7 @@ class Quadrature(metaclass=Checked):
             one_step = gaussian and self.mode_steps is None and steps == 2
             chosen_rule = replace(chosen_rule, order=order, mode_steps=1 if one_step else steps)
         if self.tails is None:
-            chosen_rule = replace(chosen_rule, tails=chosen_rule._needs_tails(problem, theta, rows, centres))
+            chosen_rule = replace(chosen_rule, tails=chosen_rule.needs_tails(problem, theta, rows, centres))
         if self.order is None and not chosen_rule.by_tails(problem.local_dim):
             return replace(chosen_rule, order=chosen_rule._order_by_values(problem, theta, rows, centres))
         if self.tails is None and chosen_rule.tails and not self.mode_steps:  # the ascent starts elsewhere
@@ -235,7 +235,7 @@ class Quadrature(metaclass=Checked):
             return self
         at = evenly(len(rows[0]), PROBES).unique()
         few = tuple(leaf[at] for leaf in rows)
-        known = _one_each(Centre(*(part[:FEW_DRAWS, at] for part in modes)))
+        known = one_mode_each(Centre(*(part[:FEW_DRAWS, at] for part in modes)))
         return replace(self, starts=needed_starts(problem, self, theta[:FEW_DRAWS], few, known))
 
     def _log_marginals(self, problem: RowDensities, theta: Tensor, rows: Rows, centres: Centre) -> Tensor:
@@ -245,7 +245,7 @@ class Quadrature(metaclass=Checked):
         )(theta, centres)
         return log_marginals
 
-    def _needs_tails(self, problem: RowDensities, theta: Tensor, rows: Rows, centres: Centre) -> bool:
+    def needs_tails(self, problem: RowDensities, theta: Tensor, rows: Rows, centres: Centre) -> bool:
         """Whether `max_order` nodes placed by the curvature err at θ (S, D), and those placed by tails do not."""
         if problem.local_dim > 1 or self.places(1) < MIN_TAIL_NODES:
             return False
@@ -253,17 +253,16 @@ class Quadrature(metaclass=Checked):
         finer_rule = replace(
             tails, order=FINER_RULE_FACTOR * self.places(1), max_nodes=FINER_RULE_FACTOR * self.max_nodes
         )
-        converged = bool((centres.decrement <= self.mode_tolerance).all())
+        converged = bool(centres.decrement.isfinite().all()) and not bool(centres.can_rise(self.mode_tolerance).any())
         of_tails = centres if converged else modes_at_points(problem, tails, theta, rows)
         exact = finer_rule._log_marginals(problem, theta, rows, of_tails)
         largest_rule = replace(usual, order=min(self.places(1), self.max_order))
-        error = self._largest_difference(largest_rule._log_marginals(problem, theta, rows, centres), exact)
-        if error <= self.node_tolerance:
+        error = self._largest_error(largest_rule._log_marginals(problem, theta, rows, centres), exact)
+        if error == 0:
             return False
         if self.places(1) > self.max_order:
-            error = self._largest_difference(usual._log_marginals(problem, theta, rows, centres), exact)
-        tail_values = tails._log_marginals(problem, theta, rows, of_tails)
-        return self._largest_difference(tail_values, exact) <= max(self.node_tolerance, error)
+            error = self._largest_error(usual._log_marginals(problem, theta, rows, centres), exact)
+        return self._largest_error(tails._log_marginals(problem, theta, rows, of_tails), exact) <= error
 
     def _order_by_values(self, problem: RowDensities, theta: Tensor, rows: Rows, centres: Centre) -> int | None:
         """The fewest nodes of `ORDERS` by which a row's log marginal likelihood, of one latent, is that by `order`."""
@@ -275,17 +274,14 @@ class Quadrature(metaclass=Checked):
             return replace(self, order=order)._log_marginals(problem, theta, rows, centres)
 
         exact = self._log_marginals(problem, theta, rows, centres)
-        allowed = self.node_tolerance + ROUNDING_UNITS * torch.finfo(exact.dtype).eps * exact.abs()
-        for order in tried:
-            if bool(((values(order) - exact).abs() <= allowed)[exact.isfinite()].all()):
-                return order
-        return self.order
+        return next((order for order in tried if self._largest_error(values(order), exact) == 0), self.order)
 
-    @staticmethod
-    def _largest_difference(found: Tensor, exact: Tensor) -> float:
-        """The largest difference, of those that are known."""
+    def _largest_error(self, found: Tensor, exact: Tensor) -> float:
+        """The largest difference from known values beyond `node_tolerance` and rounding; 0 if there is none."""
         known = exact.isfinite()
-        return float((found - exact).nan_to_num(nan=math.inf).abs()[known].max()) if bool(known.any()) else 0.0
+        errors = (found - exact).nan_to_num(nan=math.inf).abs()
+        beyond = torch.where(errors > self.node_tolerance + rounding_of(exact), errors, 0.0)[known]
+        return float(beyond.max()) if bool(known.any()) else 0.0
 
     def _order_by_derivatives(self, problem: RowDensities, theta: Tensor, rows: Rows) -> int:
         """The fewest nodes a dimension of `ORDERS` whose score and curvature at θ (S, D) are those of the next rule."""
@@ -335,9 +331,7 @@ class Quadrature(metaclass=Checked):
         newton = self.newton_ascent
         step = problem.vmap(lambda one, state: newton.step(problem, one, rows, state))
         steps, most = 1, self.mode_steps or self.max_mode_steps
-        while steps < most and (
-            self.mode_steps or bool((newton.centre_of(state).decrement > self.mode_tolerance).any())
-        ):
+        while steps < most and (self.mode_steps or bool(newton.centre_of(state).can_rise(self.mode_tolerance).any())):
             state, steps = step(theta, state), steps + 1
         return steps, newton.centre_of(step(theta, state))
 
@@ -355,7 +349,7 @@ class Quadrature(metaclass=Checked):
                 return problem.conditional_parts(one, rows, centre.mode + away)[1]
 
             apart = (problem.vmap(along)(directions) - top + 0.5 * GAUSSIAN_REACH**2).abs()
-            beyond: Tensor = apart - ROUNDING_UNITS * torch.finfo(top.dtype).eps * top.abs()
+            beyond: Tensor = apart - rounding_of(top)
             return beyond.amax()
 
         found = problem.vmap(distance)(theta, Centre(*(part[:, 0] for part in centres)))
@@ -538,11 +532,6 @@ class Quadrature(metaclass=Checked):
         dim = problem.local_dim
         offset = (ASCENT_OFFSET if self.by_tails(dim) else 0.0) if self.offset is None else self.offset
         return (offset * (1 + torch.arange(dim, dtype=theta.dtype, device=theta.device) / dim)).expand(len(rows[0]), -1)
-
-
-def _one_each(modes: Centre) -> Centre:
-    """One mode of each row (S, m, ...) as `Quadrature.centres` gives several, (S, 1, m, ...)."""
-    return Centre(*(part.unsqueeze(1) for part in modes))
 
 
 def _is_finite(start: Ascent) -> Tensor:

@@ -26,9 +26,9 @@ from scipy.sparse import csgraph
 
 from pyro_fed.conventions.nested_settings import SettingsRepr
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
+from pyro_fed.conventions.toml_files import read_toml
 from pyro_fed.errors import SettingError, listed
 from pyro_fed.graph import FixedGraph, from_networkx
-from pyro_fed.recipes.recipe import read_toml
 from pyro_fed.recipes.values import resolve_component
 
 
@@ -153,7 +153,7 @@ def load_peers(path: Path) -> Peers:
     """
     if not path.is_file():
         raise SettingError(f"--peers {path}: there is no such file; expected a TOML file of the agents")
-    content = read_toml(path)
+    content = read_toml(path, "a peers file")
     odd = sorted(set(content) - {"graph", "links", "agents"})
     if odd:
         raise SettingError(

@@ -18,7 +18,7 @@ from typing import Any
 
 from pyro_fed.algorithm.contract import Algorithm, Plan
 from pyro_fed.conventions.nested_settings import settings_line
-from pyro_fed.conventions.output import replaced_file
+from pyro_fed.conventions.output import write_result
 from pyro_fed.density.compiling.process import with_known_structure
 from pyro_fed.deployment.files.letter import REQUEST, Letter, body_of, write_json
 from pyro_fed.deployment.files.study import REVIEW, STOPPED, Study, make_study
@@ -399,7 +399,7 @@ class _Run:
                 found = run_at_clients(self.algorithm, self.federation, executor, options)
             except StoppedError as error:
                 if error.result is not None:
-                    _save(error.result, self.study.folder / STOPPED)
+                    write_result(error.result, self.study.folder / STOPPED)
                 raise
         return found, [str(one.message) for one in caught]
 
@@ -414,15 +414,6 @@ class _Run:
 
 def _finish(study: Study, result: InferenceData) -> None:
     """Write the result, close its exchange, and write what a reviewer asks."""
-    _save(result, study.result)
+    write_result(result, study.result)
     study.commit()
     write_json(study.folder / REVIEW, study.review())
-
-
-def _save(result: InferenceData, path: Path) -> None:
-    """Write a result whole or not at all."""
-    beside = path.with_name(f"{path.name}.making")
-    result.to_netcdf(str(beside))
-    with replaced_file(path) as file:
-        file.write(beside.read_bytes())
-    beside.unlink()

@@ -67,6 +67,13 @@ SECURE = "secure-aggregation"
 #: The key of leave-one-out after the run, which is no argument of `run`: true, or the observed site if there are
 #: several.
 LOO = "loo"
+#: The types of all keys, and in words where these say more.
+TYPES: Mapping[str, Any] = {**PLAIN, **dict.fromkeys(OBJECTS, str | dict), SECURE: bool | dict, LOO: bool | str}
+IN_WORDS: Mapping[str, str] = {
+    **dict.fromkeys(OBJECTS, "a name or a table"),
+    SECURE: "true, false or a table such as {largest = 1e6}",
+    LOO: "true, false or the name of an observed site",
+}
 #: Arguments of `run` that a deployment sets itself, or that need rows at the server; with the reason.
 NOT_TAKEN: Mapping[str, str] = {
     "algorithm": "the recipe sets it",
@@ -163,51 +170,23 @@ def _nest_tables(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _converted_value(key: str, value: Any) -> Any:
-    """A value, converted to its key's type."""
-    if key in OBJECTS:
-        return _spec(key, value)
-    if key == SECURE:
-        return _secure(value)
-    if key == LOO:
-        return _left_out(value)
-    if key not in PLAIN:
-        raise SettingError(f"{WHERE}: unknown key {key!r}; {closest(key, [*PLAIN, *OBJECTS, SECURE, LOO])}")
-    try:
-        return convert(value, PLAIN[key])
-    except Mismatch:
-        raise _wrong_type(key, describe(PLAIN[key]), value) from None
-
-
-def _wrong_type(key: str, expected: str, value: Any) -> SettingError:
-    return SettingError(f"{WHERE}: {key!r} expects {expected}, received {value!r} ({type(value).__name__})")
-
-
-def _secure(value: Any) -> SecAgg | None:
-    """Secure aggregation from true, false, or a table of its settings."""
-    if isinstance(value, bool):
-        return SecAgg() if value else None
-    table = _spec(SECURE, value)
-    if isinstance(table, str):
-        raise _wrong_type(SECURE, "true, false or a table such as {largest = 1e6}", value)
-    return SecAgg(**table)
-
-
-def _left_out(value: Any) -> str | None:
-    """The observed site, "" for the only one, from true, false or its name."""
-    if isinstance(value, bool):
-        return "" if value else None
-    if not isinstance(value, str):
-        raise _wrong_type(LOO, "true, false or the name of an observed site", value)
-    return value
-
-
-def _spec(key: str, value: Any) -> str | dict[str, Any]:
-    """An object's name, or a table with its name and arguments; a text in braces is such a table."""
-    if isinstance(value, str) and value.lstrip().startswith("{"):
+    """A value, converted to its key's type; a text in braces is a table."""
+    if key not in TYPES:
+        raise SettingError(f"{WHERE}: unknown key {key!r}; {closest(key, TYPES)}")
+    if key in (*OBJECTS, SECURE) and isinstance(value, str) and value.lstrip().startswith("{"):
         try:
             value = tomllib.loads(f"value = {value}")["value"]
         except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise SettingError(f"{WHERE}: {key} = {value!r:.200} is not a table of TOML: {error}") from error
-    if not isinstance(value, str | dict):
-        raise _wrong_type(key, "a name or a table", value)
-    return value
+    try:
+        value = convert(value, TYPES[key])
+    except Mismatch:
+        expected = IN_WORDS.get(key) or describe(TYPES[key])
+        raise SettingError(
+            f"{WHERE}: {key!r} expects {expected}, received {value!r} ({type(value).__name__})"
+        ) from None
+    if value is False and key in (SECURE, LOO):
+        return None
+    if key == SECURE:
+        return SecAgg(**({} if value is True else value))
+    return "" if key == LOO and value is True else value

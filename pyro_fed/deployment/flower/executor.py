@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyro_fed.algorithm.states import State, write
 from pyro_fed.conventions.calls import cast_checked
-from pyro_fed.deployment.flower.joining import ANEW, GONE, MAX_POLL_SECONDS, Post, Roll, description_in, question
+from pyro_fed.deployment.flower.joining import ANEW, GONE, MAX_POLL_SECONDS, Post, Roll, node_descriptions
 from pyro_fed.deployment.flower.secure import MIN_SUMMED_CLIENTS, SecAgg, SecureRound, Summed, check_secure, stand_ins
 from pyro_fed.deployment.flower.wire import LOST, SETTINGS, bytes_of, failure_clause, pack
 from pyro_fed.deployment.remote.clients import RemoteClients
@@ -193,10 +193,8 @@ class Flower(RemoteClients):
         """If a client is away, ask unknown nodes for their descriptions, and give them their clients' places."""
         if all(node in online for node in self.roll.nodes):
             return
-        new = self.roll.unknown(online)
-        found = self.post.exchange({node: question(node, self.timeout) for node in new}, self.timeout)
-        for node, answer in found.items():
-            client = self.roll.place(node, description_in(answer), online)
+        for node, answer in node_descriptions(self.post, self.roll.unknown(online), self.timeout).items():
+            client = self.roll.place(node, answer, online)
             if client is not None and self.restorable(client):
                 self._begun.discard(client)
 

@@ -222,16 +222,13 @@ def wait_for_clients(
 
 def node_descriptions(post: Post, nodes: Collection[int], timeout: float) -> dict[int, Description | str]:
     """The descriptions of nodes, by node, within `timeout` seconds; a clause in place of a missing one says why."""
-    found = post.exchange({node: question(node, timeout) for node in nodes}, timeout)
-    return {node: description_in(answer) for node, answer in found.items()}
+    questions = {
+        node: Message(RecordDict({SETTINGS: ConfigRecord({})}), node, MessageType.QUERY, ttl=timeout) for node in nodes
+    }
+    return {node: _description_in(answer) for node, answer in post.exchange(questions, timeout).items()}
 
 
-def question(node: int, timeout: float) -> Message:
-    """The message that asks a node for its description."""
-    return Message(RecordDict({SETTINGS: ConfigRecord({})}), node, MessageType.QUERY, ttl=timeout)
-
-
-def description_in(answer: Message | str) -> Description | str:
+def _description_in(answer: Message | str) -> Description | str:
     """The description in a node's answer, or a clause that says why there is none."""
     if isinstance(answer, str):
         return f"did not describe itself: it {answer}"

@@ -8,7 +8,6 @@ So a run brings orders and numbers, and nothing that it brings is executed.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from pyro_fed.deployment.flower.client import client_app
 from pyro_fed.deployment.policy import approval
 from pyro_fed.deployment.policy.gate import site_folder
 from pyro_fed.errors import SettingError
+from pyro_fed.recipes.library import import_file
 from pyro_fed.recipes.values import to_toml
 
 #: Variables of the node's environment: the site's policy, and its file with `load_rows`.
@@ -70,14 +70,10 @@ def own_app(environment: Mapping[str, str] = os.environ) -> ClientApp:
     if missing:
         raise SettingError(f"{', '.join(missing)} is not set: start the node by pyro-fed node flower")
     folder = site_folder(environment[POLICY])
-    spec = importlib.util.spec_from_file_location("pyro_fed_own_rows", environment[ROWS])
-    if spec is None or spec.loader is None:
-        raise SettingError(f"{environment[ROWS]} cannot be imported as a Python file")
-    module, loader = importlib.util.module_from_spec(spec), spec.loader
 
     def load_rows(model: Any, node_config: Mapping[str, Any]) -> Any:
-        loader.exec_module(module)  # here, where an exception leaves without its text
-        return module.load_rows(model, node_config)
+        # Imported here, where an exception leaves without its text.
+        return import_file(Path(environment[ROWS]), "rows").load_rows(model, node_config)
 
     return client_app(approval.copied_model(folder), approval.recipe_files(folder), load_rows)
 

@@ -11,7 +11,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from pyro_fed.algorithm.privacy import Private
-from pyro_fed.conventions.output import kept_elsewhere
+from pyro_fed.conventions.output import write_result
 from pyro_fed.conventions.progress import Progress
 from pyro_fed.deployment.flower.configuration import Configuration, check_options, read_configuration
 from pyro_fed.deployment.flower.executor import Flower
@@ -76,12 +76,10 @@ def server_app(
         except StoppedError as error:
             if error.result is not None:
                 kept = out.with_name(out.stem + STOPPED)
-                with kept_elsewhere(kept) as place:
-                    error.result.to_netcdf(str(place))
+                write_result(error.result, kept)
                 LOG.error("The run was stopped; its result so far is in %s", kept)
             raise
-        with kept_elsewhere(out) as place:
-            result.to_netcdf(str(place))
+        write_result(result, out)
         LOG.info("Written to %s; read it by arviz.from_netcdf(%r)", out, str(out))
 
     return app

@@ -151,18 +151,16 @@ def in_words(sent: Sent, gate: Gate, share: Callable[[], float | None]) -> str:
 
 def write_report(path: Path, ledger: Path, head: str | None = None) -> None:
     """Write an HTML page on what left a site, from its ledger, after that was verified (`head` as for `verify`)."""
-    page.check_report(path)
-    import jinja2
-
     lines = verify(ledger, head)
     if not lines:
         raise DataError(f"{ledger} has no lines: nothing has left, and there is nothing to report")
-    loader = jinja2.FileSystemLoader([TEMPLATES, page.TEMPLATES])
-    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
     left, refused = [one for one in lines if one["left"]], [one for one in lines if not one["left"]]
     first, last = lines[0]["time"][:10], lines[-1]["time"][:10]
     sites = ", ".join(sorted({str(one["site"]) for one in lines}))
-    text = environment.get_template("what_left.html").render(
+    page.write_page(
+        path,
+        "what_left.html",
+        TEMPLATES,
         title=f"What left {sites}",
         lead=f"{first} to {last}; from the site's own ledger of {len(lines):,} lines",
         summary=_summary(sites, left, refused),
@@ -174,8 +172,6 @@ def write_report(path: Path, ledger: Path, head: str | None = None) -> None:
         colophon=f"Made by pyro-fed node report, pyro_fed {VERSION}, from a ledger with the SHA-256 "
         f"{hashlib.sha256(ledger.read_bytes()).hexdigest()}.",
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
 
 
 def _summary(sites: str, left: list[Line], refused: list[Line]) -> str:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from pyro_fed.analysis.predicting.row_sums import RowSums, RowValues
 from pyro_fed.conventions.names import closest
 from pyro_fed.conventions.nested_settings import SettingsRepr, changed_settings
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
+from pyro_fed.conventions.toml_files import read_toml
 from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.density.derivatives.scores import clients_likelihood_scores, clients_log_likelihoods
 from pyro_fed.density.fingerprint import label_digests
@@ -99,10 +99,7 @@ class Policy(SettingsRepr):
     @classmethod
     def read(cls, path: Path) -> Policy:
         """The policy in a TOML file; SettingError for what cannot be read, an unknown key or a wrong value."""
-        try:
-            table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise SettingError(f"{path} cannot be read as a policy: {error}") from error
+        table = read_toml(path, "a policy")
         try:
             return cls(**check_settings(cls, table, str(path)))
         except SettingError as error:

@@ -192,7 +192,8 @@ class Site:
             return None
         found = host.answer(_request(order, algorithm, message.tensors))
         if isinstance(found, Reply):
-            tensors = reply_tensors(found, host.executor.new[-1].states if order.copies else {})
+            new = host.executor.new[-1].states if order.copies else {}
+            tensors = prefixed("messages", found.messages) | prefixed("info", found.info) | prefixed("new", new)
         else:
             tensors = prefixed("local" if order.job == STATES else "report", found)
         kept = _state_to_keep(host, message.header.run)
@@ -314,8 +315,3 @@ def _state_to_keep(host: Host, run: str) -> KeptState:
         tensors |= prefixed(f"new{i}", {"slots": made.slots, "at": made.at} | prefixed("state", made.states))
     data = save({name: value.clone().contiguous() for name, value in tensors.items()})
     return KeptState(run, host.phase, executor.waiting, len(executor.new), data)
-
-
-def reply_tensors(reply: Reply, new: State) -> State:
-    """The tensors of a reply to work, with the client's new state if that was asked for."""
-    return prefixed("messages", reply.messages) | prefixed("info", reply.info) | prefixed("new", new)

@@ -116,7 +116,7 @@ def test_a_policy_that_asks_for_an_approval_lets_nothing_out_without_one(tmp_pat
         ("max_share = 0.0", "max_share must lie in (0.0, 1.0]"),
         ('kinds = ["updates"]', "kinds has no 'updates'; did you mean 'update'"),
         ("[rules]\nmin_rows = 3", "unknown key 'rules'"),
-        ("min_rows", "cannot be read as a policy"),
+        ("min_rows", "policy.toml is not a TOML file: Expected '='"),
         ("max_numbers_per_row = -1", "max_numbers_per_row must be positive"),
     ],
 )

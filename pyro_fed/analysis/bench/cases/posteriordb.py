@@ -74,19 +74,20 @@ class Posterior:
         """Reference draws by the database's names, each (chain, draw, *shape)."""
         return read_draws(folder, self.full_name)
 
-    def sites_drawn(self, folder: Path) -> dict[str, np.ndarray]:
-        """Reference draws of the model's sites, each (chain, draw, *shape)."""
-        return self.sites(read_data(folder, self.full_name), self.reference(folder))
-
     def case(self, name: str, folder: Path) -> Case:
         """The posterior as a case of the benchmark."""
+
+        def drawn(args: tuple[Any, ...]) -> Reference:
+            sites = self.sites(read_data(folder, self.full_name), self.reference(folder))
+            return Reference(sites, False, f"posteriordb, {self.full_name}")
+
         return Case(
             name,
             "posteriordb",
             self.about,
             self.model_of(folder),
             lambda: self.args(folder),
-            lambda args: Reference(self.sites_drawn(folder), False, f"posteriordb, {self.full_name}"),
+            drawn,
             sort_by=self.sort_by,
             labels=lambda args: args[-1].reshape(len(args[-1]), -1).sum(1),
             groups=self.groups,
