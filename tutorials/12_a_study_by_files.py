@@ -246,6 +246,7 @@ print(az.summary(difference.to_dataset(), kind="stats", round_to=3))
 # %%
 pf.plots.plot_client_forest(pf.contributions(idata), labels=["effects[2]"], annotate=True)
 plt.gca().set_title("log odds ratio of death, treated against untreated", fontsize=10, loc="left")
+plt.show()
 
 # %% [markdown]
 # Hill, where nobody died, has its own weight, and its interval is wide: the prior and no event say little, but not

@@ -44,6 +44,8 @@ class BoundModel:
     walls: set[str] = field(default_factory=set)
     # errors on rows whose second derivatives are finite at no point
     without_curvature: list[ModelError] = field(default_factory=list, repr=False)
+    # errors on rows with a density but without derivatives on a part of the space
+    partly_undefined: list[ModelError] = field(default_factory=list, repr=False)
 
     def on(self, device: torch.device) -> BoundModel:
         """This model with its arguments on a device."""

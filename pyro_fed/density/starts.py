@@ -138,10 +138,15 @@ def regular_start(problem: RowDensities) -> Tensor:
     if _is_regular(problem, zeros) and _all_finite(problem, beside):
         return zeros
     draws = draw_starts(problem, MAX_TRIES, generator, None, RADIUS, checked=False)
-    regular_points = [point for point in torch.cat([zeros[None], beside, draws]) if _is_regular(problem, point)]
-    inside = (point for point in regular_points if _all_finite(problem, point + beside))
-    start: Tensor = next(inside, (regular_points or [zeros])[0])
-    return start
+    regular_points = (
+        point for point in torch.cat([zeros[None], beside, draws]).unbind() if _is_regular(problem, point)
+    )
+    first: Tensor | None = None
+    for point in regular_points:
+        if _all_finite(problem, point + beside):
+            return point
+        first = point if first is None else first
+    return zeros if first is None else first
 
 
 def _is_regular(problem: RowDensities, point: Tensor) -> bool:

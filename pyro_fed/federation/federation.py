@@ -286,12 +286,12 @@ class Federation:
             if missing is None or meant:
                 raise
             raise missing from error
-        for found in self.problem.bound.without_curvature:
+        bound = self.problem.bound
+        for found in (*bound.without_curvature, *bound.partly_undefined):
             undefined = cast_checked(found, UndefinedError)
             undefined.args = (f"{self._holders(undefined.rows)}{undefined}",)
-            warn_user(
-                f"{undefined}. Algorithms that take second derivatives, FedEP and fit among them, refuse the model"
-            )
+            consequence = "refuse the model" if found in bound.without_curvature else "may fail where this is so"
+            warn_user(f"{undefined}. Algorithms that take second derivatives, FedEP and fit among them, {consequence}")
         check_handled(self.problem, missing)
         if missing is None or seen is not None:
             warn_unsplit(self.problem, said)

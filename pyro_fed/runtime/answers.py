@@ -14,7 +14,7 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Plan, Stage
 from pyro_fed.algorithm.record import BySums
 from pyro_fed.algorithm.states import State
-from pyro_fed.audit import aim_error, own_aim_findings
+from pyro_fed.audit import aim_error
 from pyro_fed.audit.moments import LONG_TAIL_KURTOSIS, kurtosis
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding, Topic, doubts_among, is_about
@@ -44,6 +44,7 @@ class Answer:
     stands_apart: str = ""
     by_sums: BySums = field(default_factory=BySums)
     audited: bool = False
+    own_aim_missed: bool = False  # whether the algorithm's own estimates of its errors miss the plan's target
 
     @property
     def doubts(self) -> list[Finding]:
@@ -66,10 +67,7 @@ class Answer:
 
     def off(self, aim: Limits) -> float:
         """The largest likely error in units of the target, by the audit or the algorithm's estimates; 0 within it."""
-        algorithm, own = self.stage.algorithm, False
-        if self.figures:
-            own = bool(own_aim_findings(algorithm.own_errors(self.figures[-1]), aim))
-        return max(aim_error(self.measured, aim), float(own))
+        return max(aim_error(self.measured, aim), float(self.own_aim_missed))
 
     @cached_property
     def moments(self) -> tuple[Tensor, Tensor]:

@@ -57,6 +57,8 @@ from pyro_fed.runtime.integral_checks import integral_findings
 
 #: Largest standard error of the log evidence for which it counts as known, in nats: a factor of e.
 LARGEST_EVIDENCE_ERROR = 1.0
+#: Codes of notes on parameters without an SD.
+WITHOUT_SD = frozenset((sentences.no_variance.code, sentences.no_variance_of_draws.code))
 #: Number of passes over all clients after which clients that were never asked count as left out.
 PASSES_WITHOUT_A_CLIENT = 2
 
@@ -353,11 +355,16 @@ def near_limits(judged: CheckInputs) -> list[Finding]:
     measured, aim = judged.record.measured, judged.aim
     if aim is None:
         return near_limit_findings(measured)
-    if found := near_limit_findings(measured) or missed_aim_findings(measured, aim):
-        return found
-    if any(one.code in ("no_variance", "no_variance_of_draws") for one in judged.record.findings):
-        return []  # an algorithm's own estimate covers all parameters, and one of them has no SD
-    return own_aim_findings(judged.algorithm.own_errors(judged.record.latest), aim)
+    return near_limit_findings(measured) or missed_aim_findings(measured, aim) or own_aim_missed(judged)
+
+
+def own_aim_missed(judged: CheckInputs) -> list[Finding]:
+    """A note that the algorithm's own estimates of its errors miss the plan's target."""
+    if judged.aim is None:
+        return []
+    found = own_aim_findings(judged.algorithm.own_errors(judged.record.latest), judged.aim)
+    # The estimates cover all parameters, of which one may have no SD.
+    return [] if found and any(one.code in WITHOUT_SD for one in long_tails(judged)) else found
 
 
 def _audited_and_right(judged: CheckInputs) -> bool:

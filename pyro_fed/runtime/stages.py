@@ -26,7 +26,7 @@ from pyro_fed.policy import Setup, chain_of, resolve_for_run, why_not_from
 from pyro_fed.policy.explanation import outlook
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.answers import Answer, Choice, choose, stage_label
-from pyro_fed.runtime.checks import CheckInputs
+from pyro_fed.runtime.checks import CheckInputs, own_aim_missed
 from pyro_fed.runtime.context import Context
 from pyro_fed.runtime.finish import Finish, said_of
 from pyro_fed.runtime.rounds import Finished, run_phases
@@ -210,7 +210,8 @@ class _Trial:
         if cut_by and self.answers:
             return None
         finish = replace(self.finish, algorithm=algorithm, context=context)
-        draws = finish.judged_draws(shared).draws
+        judged = finish.judged_draws(shared)
+        draws = judged.draws
         if isinstance(context.problem, NonCentred):
             draws = context.problem.centred(draws.flatten(0, 1)).unflatten(0, draws.shape[:2])
         if cut_by and not record.stopped:  # a stop by the time limit is already a doubt
@@ -230,6 +231,7 @@ class _Trial:
             stands_apart=record.stands_apart,
             by_sums=record.by_sums,
             audited=record.audited,
+            own_aim_missed=bool(own_aim_missed(judged)),
         )
 
     def _on_form(self, stage: Stage) -> Context:

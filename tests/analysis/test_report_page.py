@@ -62,6 +62,16 @@ def test_a_page_gives_no_distance_to_a_doubtful_reference(tmp_path):
 
 
 @pytest.mark.usefixtures("close_figures")
+@pytest.mark.parametrize("audited", [0, 1])
+def test_what_was_not_audited_is_not_praised_without_a_word(audited, tmp_path):
+    results = {"one": result(draws_of(*exact()), audited=audited)}
+    write_report(tmp_path / "page.html", pf.compare(results), results)
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "nothing speaks against it" in page
+    assert ("it, which its run did not audit" in page) is not bool(audited)
+
+
+@pytest.mark.usefixtures("close_figures")
 @pytest.mark.filterwarnings("ignore:not converged after 1 rounds")
 def test_of_a_plan_the_page_says_what_it_chose_and_of_groups_the_rows_in_them(tmp_path):
     from pyro_fed.recipes import library

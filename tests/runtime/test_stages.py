@@ -281,6 +281,34 @@ def test_answers_without_an_sd_agree_by_their_quantiles(seed):
     assert "its SD of" in apart(drawn(4000, 50, 1.5, seed=seed), drawn(4000, 50))
 
 
+def test_an_sd_that_there_is_not_is_no_aim_that_an_answer_misses():
+    """The likelihood is flat, the posterior Cauchy's: SDs of parts of its draws differ however right they are."""
+
+    def model(y):
+        t = pyro.sample("t", dist.Cauchy(y.new_tensor(0.0), 1.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(0.0 * t, 1.0), obs=y)
+
+    @dataclass(frozen=True, kw_only=True)
+    class Exact(pf.FedLaplace):
+        """Draws of the posterior, with an error of an SD of 20 % by its own estimate."""
+
+        def sample(self, shared, num_draws, generator):
+            return dist.Cauchy(0.0, 1.0).icdf((torch.randperm(num_draws) + 0.5) / num_draws)[None, :, None].double()
+
+        def warnings(self, record, problem):
+            return []
+
+        def own_errors(self, figures):
+            return 0.0, 0.2
+
+    fed = pf.Federation(model, (torch.linspace(-1, 1, 12).double(),), plate="data", num_clients=3)
+    idata, steps = tried(Exact(), pf.FedEP(), audit=True, federation=fed)
+    assert len(steps) == 1 and "has no variance" in idata.attrs["warnings"]
+    _, steps = tried(Exact(), pf.FedEP(), audit=False, federation=fed)
+    assert len(steps) == 2  # nothing has looked at the tails
+
+
 def eight_effects(group, y):
     """Eight schools, centred, with all latents at the server: a funnel."""
     mu = pyro.sample("mu", dist.Normal(y.new_tensor(0.0), 5.0))

@@ -25,7 +25,7 @@ from pyro_fed.conventions.output import PAGE_ENDINGS, check_writable
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.errors import SettingError
 from pyro_fed.federation.federation import Federation
-from pyro_fed.results.inference_data import InferenceData
+from pyro_fed.results.inference_data import InferenceData, flag
 
 #: Where the page's template is.
 TEMPLATES = Path(__file__).parent / "templates"
@@ -116,7 +116,8 @@ def write_report(
         raise SettingError(
             f"write_report: the reference {reference!r} is none of the results {list(results)}: name one of them"
         )
-    verdicts = [_verdict(name, one, table, reference) for name, one in findings.items()]
+    unaudited = {name for name, one in results.items() if "audited" in one.attrs and not flag(one.attrs, "audited")}
+    verdicts = [_verdict(name, one, table, reference, name in unaudited) for name, one in findings.items()]
     about = pictures.ReportData(table, results, federation, reference, test)
     sections = [*_tables(table), *tables.posterior_tables(about), *tables.answer_tables(results)]
     sections += pictures.pictures(about)
@@ -161,13 +162,15 @@ def _tables(table: pd.DataFrame) -> list[dict[str, Any]]:
     return shown
 
 
-def _verdict(name: str, found: list[Finding], table: pd.DataFrame, reference: str | None) -> Verdict:
+def _verdict(name: str, found: list[Finding], table: pd.DataFrame, reference: str | None, unaudited: bool) -> Verdict:
     remarks = texts(one for one in found if not one.is_doubt)
     doubts = texts(one for one in found if one.is_doubt)
     if doubts:
         sentence = re.split(r"\. |; ", doubts[0])[0].rstrip(".")
     else:
-        sentence = f"nothing speaks against {'its posterior' if remarks else 'it'}{_distance_clause(table.loc[name])}"
+        praise = f"nothing speaks against {'its posterior' if remarks else 'it'}"
+        praise += ", which its run did not audit" if unaudited else ""
+        sentence = f"{praise}{_distance_clause(table.loc[name])}"
     return Verdict(name, name == reference, sentence, doubts, remarks)
 
 

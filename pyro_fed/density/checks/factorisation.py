@@ -17,7 +17,7 @@ failure for the message.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ from pyro_fed.density.bound import RowDensities
 from pyro_fed.density.checks.blame import Sample, fails_on_some_rows_error, not_factorising_error, random_model_error
 from pyro_fed.density.checks.first_run import FirstRun, local_points, points
 from pyro_fed.density.checks.plates import plate_tree
-from pyro_fed.density.checks.points import FEW_ROWS, MAX_PRIOR_DRAW, MAX_TRIES, RADIUS, ROWS_TOGETHER
+from pyro_fed.density.checks.points import FEW_ROWS, MAX_PRIOR_DRAW, MAX_TRIES, NUM_DRAWS, RADIUS, ROWS_TOGETHER
 from pyro_fed.density.checks.slopes import (
     STEPS_CURE,
     StepWatcher,
@@ -42,7 +42,12 @@ from pyro_fed.density.checks.slopes import (
     steps,
     steps_warning,
 )
-from pyro_fed.density.checks.undefined import UndefinedError, refuse_undefined, slopes_and_bends
+from pyro_fed.density.checks.undefined import (
+    UndefinedError,
+    partly_undefined,
+    refuse_undefined,
+    slopes_and_bends,
+)
 from pyro_fed.density.edges import find_walls
 from pyro_fed.density.rows.files import blocks
 from pyro_fed.density.running.site_values import Computed
@@ -101,16 +106,8 @@ def check_splits(problem: RowDensities, initial_run: FirstRun) -> None:
             )
             if stepping.found and (step_lines := steps(double_problem, sample.z[0])):
                 warn_user(f"{steps_warning(step_lines)}. {STEPS_CURE}")
-            if not bool(all_rows.regular.any()):
-                points = torch.cat([sample.z, _prior_draws(double_problem, sample)[: len(sample.z)]])
-                try:
-                    refuse_undefined(
-                        double_problem, points, sample.rows, sample.local.repeat(2, 1, 1), sample.at, walls
-                    )
-                except UndefinedError as error:
-                    if error.order < 2:
-                        raise
-                    problem.bound.without_curvature.append(error)
+            if not bool(all_rows.regular.all()):
+                _look_for_undefined(problem, double_problem, sample, walls, bool(all_rows.regular.any()))
             _check_imputed(double_problem, initial_run, sample, all_rows)
             for wall in walls:
                 warn_user(wall)
@@ -121,6 +118,28 @@ def check_splits(problem: RowDensities, initial_run: FirstRun) -> None:
         if (derivative_error := no_derivative_error(problem, error)) is None:
             raise
         raise derivative_error from error
+
+
+def _look_for_undefined(
+    problem: RowDensities, double_problem: RowDensities, sample: Sample, walls: Sequence[str], regular: bool
+) -> None:
+    """Refuse rows that are undefined at all points, and record those without derivatives at many or all.
+
+    `regular` says that all is finite at one of the sample's points.
+    """
+    draws = _prior_draws(double_problem, sample)
+    points = torch.cat([sample.z, draws[: NUM_DRAWS if regular else len(sample.z)]])
+    local = sample.local[torch.arange(len(points)) % len(sample.z)]
+    examined = double_problem, points, sample.rows, local, sample.at
+    if regular:
+        problem.bound.partly_undefined.extend(partly_undefined(*examined))
+        return
+    try:
+        refuse_undefined(*examined, walls)
+    except UndefinedError as error:
+        if error.order < 2:
+            raise
+        problem.bound.without_curvature.append(error)
 
 
 # -- rows and points --------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from pyro_fed.density.checks.points import FEW_DRAWS, FEW_ROWS, NUM_DRAWS, ROWS_TOGETHER
 from pyro_fed.density.checks.source import CallWatcher, is_users
-from pyro_fed.density.checks.undefined import UndefinedError, refuse_undefined
+from pyro_fed.density.checks.undefined import UndefinedError, partly_undefined, refuse_undefined
 from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.running import log_probs, model_calls, site_values
@@ -126,12 +126,15 @@ def nan_density_notes(problem: Problem) -> list[str]:
 
 
 def _derivative_notes(problem: Problem, points: torch.Tensor) -> list[str]:
-    """A sentence on rows whose density or derivative is finite at none of the points."""
+    """A sentence on rows whose density or derivative is finite at none of the points, or a derivative not at many."""
     double_problem, generator = problem.doubled(), torch.Generator().manual_seed(0)
     try:
         for block in torch.arange(problem.num_rows).split(ROWS_TOGETHER) if len(points) else ():
             local = torch.randn(len(points), len(block), problem.local_dim, generator=generator, dtype=torch.float64)
-            refuse_undefined(double_problem, points, tuple(leaf[block] for leaf in double_problem.rows), local, block)
+            examined = double_problem, points, tuple(leaf[block] for leaf in double_problem.rows), local, block
+            refuse_undefined(*examined)
+            if found := partly_undefined(*examined):
+                return [str(found[0])]
     except UndefinedError as error:
         return [str(error)]
     except FAILURES:  # if torch has no second derivative

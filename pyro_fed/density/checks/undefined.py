@@ -4,7 +4,8 @@ Torch computes derivatives of formulas: that of y log r at y = r = 0, of 0 ** k,
 torch.where may be NaN although the density is finite. A row with such an operation has no derivative at any point, and
 an algorithm that follows derivatives fails at it, or leaves its client out: the model is refused. Other densities are
 undefined only on a part of the space, such as beyond a bound that depends on two latents. Inference starts outside this
-part (`starts`) and leaves it out of its averages.
+part (`starts`) and leaves it out of its averages. Where a derivative is not finite although the density is, as that of
+relu(x - c) ** k for c > x, algorithms that follow derivatives fail on this part: the user is warned.
 
 One gradient and one product with the Hessian over all rows show whether all values are finite (`slopes_and_bends`). If
 they are not, rows are examined singly. The cause is the first operation of the backward pass that makes finite numbers
@@ -17,12 +18,13 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import grad, vjp
 
+from pyro_fed.conventions.limits import NEGLIGIBLE_MASS
 from pyro_fed.density.bound import RowDensities
 from pyro_fed.density.checks.source import Line, Statements, is_users_file, line_text
 from pyro_fed.density.running.handlers import run_model
@@ -42,7 +44,7 @@ AWAY_FROM_EDGE = (
 
 
 class UndefinedError(ModelError):
-    """A density, or a derivative of it of some order, that is finite at no point; in these rows, if in rows."""
+    """A density, or a derivative of it of some order, that is not finite; in these rows, if in rows."""
 
     def __init__(self, message: str, rows: list[int], order: int) -> None:
         super().__init__(message)
@@ -77,27 +79,64 @@ def refuse_undefined(
     The rows have latents `local` (P, m, d), and `numbers` (m,) for the error. `walls` are sentences on sites whose
     density is zero on a part of the space.
     """
-    each_row, outside = _finite(problem, points, rows, local)
-    for order, derivative in enumerate(ORDERS):
-        for part, inside in ((each_row, True), (outside, False)):
-            not_finite = ~part[..., order].any(0)
-            if not bool(not_finite.any()):
-                continue
-            row = int(not_finite.nonzero()[0])
-            at = int(part[:, row, order - 1].float().argmax()) if order else 0
-            single_row = tuple(leaf[row : row + 1] for leaf in rows)
-            name, latents, operation = _cause(problem, points[at], single_row, local[at, row : row + 1], order)
-            of = f" in {int(not_finite.sum())} of the {len(not_finite)} rows examined" if inside else ""
-            edge = problem.bound.arguments.edge_of(not_finite, numbers) if inside else ""
-            along = f" along {listed(map(repr, latents))}" if latents else ""
-            cures = [] if order else [". ".join(walls) or _NO_DENSITY]
-            cure = "; or ".join([*cures, AWAY_FROM_EDGE] if order or edge else cures)
-            raise UndefinedError(
-                f"site '{name}': the {derivative}{along} is not finite{of}{edge}, near zero and in the bulk of the "
-                f"priors{operation}: {cure}",
-                numbers[not_finite].tolist() if inside else [],
-                order,
-            )
+    examined = _Examined(problem, points, rows, local, numbers)
+    flags = _finite(problem, points, rows, local)
+    for order in range(len(ORDERS)):
+        for finite, inside in zip(flags, (True, False), strict=True):
+            undefined = ~finite[..., order].any(0)
+            if bool(undefined.any()):
+                at = int(finite[:, int(undefined.nonzero()[0]), order - 1].float().argmax()) if order else 0
+                raise examined.error(undefined, at, order, inside, "near zero and in the bulk of the priors", walls)
+
+
+def partly_undefined(
+    problem: RowDensities, points: Tensor, rows: tuple[Any, ...], local: Tensor, numbers: Tensor
+) -> list[UndefinedError]:
+    """An error on rows with a finite density and an infinite or NaN derivative at many of the points, or none.
+
+    The arguments are those of `refuse_undefined`. The share of the points is more than `NEGLIGIBLE_MASS`.
+    """
+    examined = _Examined(problem, points, rows, local, numbers)
+    flags = _finite(problem, points, rows, local)
+    for order in range(1, len(ORDERS)):
+        for finite, inside in zip(flags, (True, False), strict=True):
+            undefined = finite[..., order - 1] & ~finite[..., order]
+            share = float(undefined.any(1).double().mean())
+            if share > NEGLIGIBLE_MASS:
+                at = int(undefined.sum(1).argmax())
+                where = f"at {100 * share:.0f} % of the points examined, although the density is"
+                return [examined.error(undefined[at], at, order, inside, where)]
+    return []
+
+
+class _Examined(NamedTuple):
+    """The arguments of `refuse_undefined`."""
+
+    problem: RowDensities
+    points: Tensor
+    rows: tuple[Any, ...]
+    local: Tensor
+    numbers: Tensor
+
+    def error(
+        self, undefined: Tensor, at: int, order: int, inside: bool, where: str, walls: Sequence[str] = ()
+    ) -> UndefinedError:
+        """The error on undefined rows, a mask (m,), or on the sites outside; `at` is the point for the cause."""
+        row = int(undefined.nonzero()[0])
+        single_row = tuple(leaf[row : row + 1] for leaf in self.rows)
+        name, latents, operation = _cause(
+            self.problem, self.points[at], single_row, self.local[at, row : row + 1], order
+        )
+        of = f" in {int(undefined.sum())} of the {len(undefined)} rows examined" if inside else ""
+        edge = self.problem.bound.arguments.edge_of(undefined, self.numbers) if inside else ""
+        along = f" along {listed(map(repr, latents))}" if latents else ""
+        cures = [] if order else [". ".join(walls) or _NO_DENSITY]
+        cure = "; or ".join([*cures, AWAY_FROM_EDGE] if order or edge else cures)
+        return UndefinedError(
+            f"site '{name}': the {ORDERS[order]}{along} is not finite{of}{edge}, {where}{operation}: {cure}",
+            self.numbers[undefined].tolist() if inside else [],
+            order,
+        )
 
 
 def _finite(problem: RowDensities, points: Tensor, rows: tuple[Any, ...], local: Tensor) -> tuple[Tensor, Tensor]:

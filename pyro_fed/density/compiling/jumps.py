@@ -20,6 +20,7 @@ The prior's score is examined in the same way, and any jump counts, such as a la
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -40,6 +41,7 @@ from pyro_fed.density.compiling.predictors import (
 from pyro_fed.density.compiling.recording import Recorder, operation_of
 from pyro_fed.density.compiling.tracing import resizing_quietly
 from pyro_fed.density.problem import Problem
+from pyro_fed.density.size import cost_of
 from pyro_fed.ops.batched import vmap
 from pyro_fed.ops.memory import DENSITY_NUMBERS, count_in_memory
 
@@ -87,8 +89,10 @@ def scores_turn(problem: Problem) -> bool:
                 _whole_vector_predictors, _each_by_itself(problem), (), problem.dim, CHECK_ROWS
             )
             rows = some_rows(problem, CHECK_ROWS)
+            # A row may be a long series or a large matrix. The time limit is looked at between runs of the model.
+            numbers = CHECK_ROWS * max(DENSITY_NUMBERS * len(z), int(cost_of(problem).numbers))
             for lines in torch.eye(len(z)).to(z).split(count_in_memory(_numbers_along_line(CHECK_ROWS * len(z)))):
-                intervals = _largest_jumps(full_predictors, z, rows, lines)
+                intervals = _largest_jumps(full_predictors, z, rows, lines, 2 * count_in_memory(numbers))
                 is_turn = intervals.jump > SLOPE_TURN * torch.minimum(intervals.most, intervals.cusp)
                 is_turn = (is_turn & (intervals.change < LARGEST_VALUE_CHANGE)).any(2)  # (lines, m)
                 if bool((is_turn.double().mean(1) > 0.5).any()):
@@ -197,15 +201,17 @@ def pieces(start: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
     return places[..., :-1].flatten(-2), places[..., 1:].flatten(-2)
 
 
-def _largest_jumps(parts: Predictors, z: Tensor, rows: Rows, lines: Tensor) -> _Intervals:
-    """The largest jumps of rows' scores over shortest intervals."""
+def _largest_jumps(
+    parts: Predictors, z: Tensor, rows: Rows, lines: Tensor, places_at_once: int = sys.maxsize
+) -> _Intervals:
+    """The largest jumps of rows' scores over shortest intervals; so many places are computed in a run of the model."""
     start, end = (part.expand(len(lines), parts.rows, -1) for part in first_intervals(z))
     origin = parts.linear(z, *rows)
     along = torch.stack([parts.linear(z + v, *rows) - origin for v in lines])
     line = origin, along / along.abs().amax(2, keepdim=True).clamp_min(torch.finfo(z.dtype).tiny)
     most = torch.zeros(len(lines), parts.rows, 1).to(z)
     while True:
-        intervals = _unexplained_changes(parts, z, rows, line, start, end)
+        intervals = _unexplained_changes(parts, z, rows, line, (start, end), places_at_once)
         most, best = torch.maximum(most, intervals.most), intervals.jump.topk(NUM_CUT_INTERVALS, 2)
         start, end = (part.gather(2, best.indices) for part in (start, end))
         if are_shortest(start, end):
@@ -214,10 +220,15 @@ def _largest_jumps(parts: Predictors, z: Tensor, rows: Rows, lines: Tensor) -> _
 
 
 def _unexplained_changes(
-    parts: Predictors, z: Tensor, rows: Rows, line: tuple[Tensor, Tensor], start: Tensor, end: Tensor
+    parts: Predictors,
+    z: Tensor,
+    rows: Rows,
+    line: tuple[Tensor, Tensor],
+    ends: tuple[Tensor, Tensor],
+    places_at_once: int,
 ) -> _Intervals:
     """Properties of intervals (L, m, K) on lines through predictors (m, p) in directions (L, m, p), for m rows."""
-    origin, directions = line
+    (origin, directions), (start, end) = line, ends
 
     def at(t: Tensor, direction: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # a graph may write into z
         def each(u: Tensor) -> tuple[Tensor, Tensor]:
@@ -235,8 +246,9 @@ def _unexplained_changes(
     count = start.shape[2]
     places = torch.cat([start, end], 2).transpose(1, 2)  # (L, 2 K, m)
     each_place = directions.unsqueeze(1).expand(-1, 2 * count, -1, -1).flatten(0, 1)
-    results = vmap(at)(places.flatten(0, 1), each_place, z.expand(len(each_place), -1))
-    value, slope, bend = (part.reshape(places.shape).transpose(1, 2) for part in results)
+    pieces_of_places = (part.split(places_at_once) for part in (places.flatten(0, 1), each_place))
+    results = [vmap(at)(t, v, z.expand(len(t), -1)) for t, v in zip(*pieces_of_places, strict=True)]
+    value, slope, bend = (torch.cat(part).reshape(places.shape).transpose(1, 2) for part in zip(*results, strict=True))
     (a, b), (c, d) = slope.split(count, 2), bend.split(count, 2)
     remainder, size = unexplained(end - start, b - a, c, d), torch.maximum(a.abs(), b.abs())
     cusp = torch.where((a > 0) & (b < 0), size, torch.inf)

@@ -129,8 +129,9 @@ class Quadrature(metaclass=Checked):
         gaussian_tolerance: how far a Gaussian's log density may be from a parabola.
         max_nodes: nodes a row; where they do not make three a dimension, so many Sobol points are taken.
         mode_steps: Newton steps to the mode of each row's latents; None counts what the model needs, at most
-            `max_mode_steps`, to come within `mode_tolerance` posterior SDs. Of 1, with at most 3 nodes a dimension, the
-            mode is that of the parabola where the ascent starts, as of latents that are Gaussian given the rest.
+            `max_mode_steps`, to come within `mode_tolerance` posterior SDs. With fewer, and few nodes, integrals depend
+            on where ascents begin; the result then has a doubt. Of 1, with at most 3 nodes a dimension, the mode is
+            that of the parabola where the ascent starts, as of latents that are Gaussian given the rest.
         max_mode_steps: see `mode_steps`.
         mode_tolerance: see `mode_steps`.
         shorten: a Newton step that does not go uphill is tried again at this fraction.

@@ -50,6 +50,7 @@ from pyro_fed.conventions.limits import MIN_DRAWS
 from pyro_fed.density.derivatives import log_likelihoods_at, prior_scores_and_values
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, in_chunks
+from pyro_fed.errors import DivergenceError
 from pyro_fed.ops.adaptive_importance import FREEDOM
 from pyro_fed.ops.annealing import Difference, Ends, Slope
 from pyro_fed.ops.gaussian import DiagGaussian
@@ -201,6 +202,11 @@ def log_ratio_of_prior_and_sites(
 
 def around_points(problem: Problem, points: Tensor, number: int, generator: torch.Generator) -> Proposals:
     """Draws z_s (S, D), S `number`, of a mixture q around points (N, D), with u_s = p_0(z_s) / q(z_s)."""
+    if not bool((points.std(0, correction=0) > 0).all()):
+        raise DivergenceError(
+            f"the {len(points)} points around which draws would be proposed do not differ in every parameter: the "
+            "algorithm that left them has no distribution, or all weight is on one draw"
+        )
     q = around(points)
     draws = q.sample(number, FREEDOM, generator).to(problem.dtype)
     log_prior = torch.cat([problem.log_prior(piece).double() for piece in in_chunks(draws, problem.evaluations)])

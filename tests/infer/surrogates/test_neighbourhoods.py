@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.infer.surrogates.proposals import around
+from pyro_fed.infer.surrogates.proposals import around, around_points
 from pyro_fed.ops.adaptive_importance import FREEDOM
 from pyro_fed.ops.importance import flattened
 
@@ -104,3 +104,11 @@ def test_draws_of_no_weight_but_one_leave_enough_to_propose_around():
     assert torch.equal(weights.argsort(stable=True), log_weights.argsort(stable=True))
     whole = log_weights[:17].softmax(0)
     assert torch.equal(flattened(log_weights[:17], 2), whole) and float(1 / whole.square().sum()) > 2
+
+
+def test_points_that_coincide_leave_nothing_to_propose_around():
+    """As draws of a start without an SD: named, in place of the words of a factorisation."""
+    same = torch.ones(50, 2, dtype=torch.float64)
+    same[:, 1] += torch.arange(50)
+    with pytest.raises(pf.errors.DivergenceError, match=r"50 points .* do not differ in every parameter"):
+        around_points(None, same, 100, torch.Generator())
