@@ -258,7 +258,7 @@ class Compiler:
         traced = self.level in ("trace", "inductor")
         without_inductor = self.auto and traced and calls * self.rounds <= MIN_INDUCTOR_CALLS
         level = "trace" if traced else self.level
-        key = (_identity(function), level, _Forms(specs), shapes)
+        key = (_identity(function), problem.quadrature, level, _Forms(specs), shapes)
         step = self._known_step(key)
         if step is None:
             remaining = iter(leaves)
