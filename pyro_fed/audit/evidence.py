@@ -186,11 +186,16 @@ class Evidence:
 
     @cached_property
     def _decided_alone(self) -> Moments | None:
-        """The moments by these points, if they judge every number, and it is plainly right, or one is wrong."""
+        """The moments by these points, if they judge every number, and it is plainly right, or one is wrong.
+
+        Moments of all draws do not show the SDs within groups of draws that are far apart; chains may.
+        """
         found = self._weighed(self._points_alone)
-        if found is None or (moments_verdict(found) is None and not bool(wrong_moments(found).any())):
+        if found is None or not bool((found.mean_error > 0).all()):
             return None
-        return found if bool((found.mean_error > 0).all()) else None
+        if bool(wrong_moments(found).any()):
+            return found
+        return found if moments_verdict(found) is False and not groups(self.flat.double()) else None
 
     @cached_property
     def _points_of_few_chains(self) -> WeightedPoints | None:

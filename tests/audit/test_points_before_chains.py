@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pyro_fed.audit import evidence as evidences
+from pyro_fed.audit.audit import wrong_draw_findings
 from pyro_fed.audit.moments import moments_verdict, wrong_moments
 from tests.helpers.evidence import evidence_of
 
@@ -52,3 +53,21 @@ def test_chains_are_run_where_there_are_no_points(monkeypatch):
     draws = torch.randn(1000, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64) @ factor.T
     moments = evidence_of(nine_means, (torch.zeros(1, dtype=torch.float64),), draws).moments
     assert calls and moments.by == "chains" and not bool(wrong_moments(moments).any())
+
+
+def far_modes(y):
+    """Two modes of SD 0.1 that are 200 SDs apart; the row says nothing on them."""
+    modes = dist.Normal(10.0 * y.new_tensor([[-1.0, -1.0], [1.0, 1.0]]), 0.1).to_event(1)
+    pyro.sample("w", dist.MixtureSameFamily(dist.Categorical(y.new_ones(2)), modes))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(y.new_zeros(len(y)), 1.0), obs=y)
+
+
+@pytest.mark.parametrize(("sd", "codes"), [(0.1, []), (0.05, ["sd_is_off"]), (0.2, ["sd_is_off"])])
+def test_an_sd_that_is_wrong_within_groups_of_draws_is_found(sd, codes):
+    """The groups' distance hides it from the moments of all draws."""
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.tensor([-10.0, 10.0], dtype=torch.float64).repeat(100).unsqueeze(1)
+    draws = centres + sd * torch.randn(200, 2, generator=generator, dtype=torch.float64)
+    found = wrong_draw_findings(evidence_of(far_modes, (torch.zeros(1, dtype=torch.float64),), draws))
+    assert [one.code for one in found] == codes
