@@ -38,6 +38,13 @@ def evenly(count: int, most: int) -> Tensor:
     return torch.linspace(0, count - 1, min(most, count)).long().clamp_max(count - 1)  # float32 rounds large counts
 
 
+def farthest(draws: Tensor, count: int) -> Tensor:
+    """Indices (..., count) of the draws (..., S, D) that are farthest from their mean, in SDs of each number."""
+    away = draws.double() - draws.double().mean(-2, keepdim=True)
+    sd = draws.double().std(-2, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+    return (away / sd).square().sum(-1).topk(count).indices
+
+
 def far_apart(draws: Tensor, count: int) -> Tensor:
     """Indices (count,), int64, of draws (N, D): the first draws for half, then the farthest from those so far."""
     # Distances are of ranks, so that long tails do not attract all choices. A basin with a small share of the draws, at

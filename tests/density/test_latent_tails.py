@@ -165,16 +165,32 @@ def test_the_linear_density_between_nodes_has_its_own_inverse():
     torch.testing.assert_close(slope[20:-20], uniform.diff(dim=0)[20:-20], rtol=1e-2, atol=0)
 
 
-def test_draws_of_such_latents_have_their_conditional_distribution():
-    """On the scale of the logit, 2,000 at a Beta(0.2, 0.5): moments by digamma functions; five standard errors."""
-    count, theta = 2_000, torch.tensor([0.2, 0.5]).double().log()
-    problem = federation("beta-binomial").problem
-    draws = draw_locals(problem, theta.expand(count, 2), problem.rows, torch.Generator().manual_seed(0))[..., 0]
-    a, b = 0.2 + HITS, 0.5 + TRIALS - HITS
+def check_logits(draws, a, b):
+    """Moments of logits (S, 7) of p given all numbers of hits, by digamma functions; five standard errors."""
+    count, a, b = len(draws), a + HITS, b + TRIALS - HITS
     mean = torch.digamma(a) - torch.digamma(b)
     variance = torch.polygamma(1, a) + torch.polygamma(1, b)
     assert float(((draws.mean(0) - mean) / variance.sqrt()).abs().max()) < 5 / math.sqrt(count)
     assert float((draws.var(0) / variance - 1).abs().max()) < 5 * math.sqrt(8 / count)
+
+
+def test_draws_of_such_latents_have_their_conditional_distribution():
+    """Of 2,000 draws at a Beta(0.2, 0.5), also after a result whose draws need no tails."""
+    problem = federation("beta-binomial").problem
+    for a, b in ((5.0, 5.0), (0.2, 0.5)):
+        theta = torch.tensor([a, b]).double().log().expand(2_000, 2)
+        draws = draw_locals(problem, theta, problem.rows, torch.Generator().manual_seed(0))
+        check_logits(draws[..., 0], a, b)
+
+
+def test_latents_of_few_draws_that_need_tails_have_their_conditional_distribution():
+    """One draw in ten is a Beta(0.2, 0.5), none of which are evenly spaced among all; the others need no tails."""
+    problem, bad = federation("beta-binomial").problem, slice(7, None, 10)
+    theta = torch.tensor([5.0, 5.0]).double().log().repeat(10_000, 1)
+    theta += 0.1 * torch.randn(theta.shape, generator=torch.Generator().manual_seed(1)).double()
+    theta[bad] = torch.tensor([0.2, 0.5]).double().log()
+    draws = draw_locals(problem, theta, problem.rows, torch.Generator().manual_seed(0))
+    check_logits(draws[bad, :, 0], 0.2, 0.5)
 
 
 def test_a_rule_that_is_advised_is_one_that_is_accurate(monkeypatch):

@@ -38,6 +38,7 @@ from pyro_fed.density.latents.quadrature import (
 )
 from pyro_fed.density.rows.batches import BATCHES, Batch
 from pyro_fed.ops.entries import choose as chosen
+from pyro_fed.ops.entries import farthest
 from pyro_fed.ops.matrices import solve_lower, solve_lower_transposed
 
 if TYPE_CHECKING:
@@ -77,9 +78,7 @@ def ascent_starts(problem: Problem, points: Tensor, batch: Batch) -> AscentStart
     if points.shape[1] <= NEAR_STEPS * (1 + FEW_DRAWS):  # a trial would cost more steps than it saves
         return _at_few_points(problem, points.to(problem.dtype).contiguous(), batch)
     mean = points.double().mean(1, keepdim=True)
-    sd = points.double().std(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
-    farthest = ((points - mean) / sd).square().sum(-1).topk(FEW_DRAWS).indices
-    outermost = points.gather(1, farthest.unsqueeze(-1).expand(-1, -1, points.shape[2]))
+    outermost = points.gather(1, farthest(points, FEW_DRAWS).unsqueeze(-1).expand(-1, -1, points.shape[2]))
     probes = torch.cat([mean, outermost.double()], 1).to(problem.dtype)
     mean_point = probes[:, :1].contiguous()
     modes = _modes(problem, mean_point, batch)

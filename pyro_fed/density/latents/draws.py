@@ -37,7 +37,8 @@ from torch import Tensor
 from pyro_fed.density.latents.ascent_starts import ascent_starts, first_client, one_client
 from pyro_fed.density.latents.discrete import log_weights
 from pyro_fed.density.latents.modes import Centre, log_shares, one_mode_each
-from pyro_fed.ops.entries import evenly
+from pyro_fed.density.latents.quadrature import FINER_RULE_FACTOR
+from pyro_fed.ops.entries import evenly, farthest
 from pyro_fed.ops.matrices import log_det_lower
 from pyro_fed.ops.memory import count_in_memory, count_of_densities
 from pyro_fed.ops.points import balanced_normal
@@ -67,9 +68,7 @@ def draw_locals(problem: Problem, theta: Tensor, rows: tuple[Tensor, ...], gener
     centre, rule = _centres(problem, theta, rows, near), problem.quadrature
     several, steps = bool(rule.starts), rule.draw_steps
     if rule.by_tails(problem.local_dim) and not several:
-        pilots = _pilots(theta)
-        at_pilots = one_mode_each(Centre(*(part[pilots] for part in centre)))
-        rule = replace(rule, tails=rule.needs_tails(problem, theta[pilots], rows, at_pilots))
+        rule = replace(rule, tails=_needs_tails(problem, theta, rows, centre))
         problem = replace(problem, quadrature=rule)
     if not several:
         steps = _steps(problem, theta, rows, centre, generator)
@@ -121,8 +120,19 @@ def _centres(problem: Problem, theta: Tensor, rows: tuple[Tensor, ...], near: Ne
 
 
 def _pilots(theta: Tensor) -> Tensor:
-    """The numbers of a few draws (S, D)."""
-    return evenly(len(theta), PILOT_DRAWS)
+    """The numbers of a few draws (S, D): evenly spaced, and farthest from the mean, where tails may be longest."""
+    half = min(PILOT_DRAWS, len(theta)) // 2
+    return torch.cat([evenly(len(theta), min(PILOT_DRAWS, len(theta)) - half), farthest(theta, half)])
+
+
+def _needs_tails(problem: Problem, theta: Tensor, rows: tuple[Tensor, ...], centre: Centre) -> bool:
+    """Whether integrals at a few draws need nodes by tails, a few of these draws at a time."""
+    rule, pilots = problem.quadrature, _pilots(theta)
+    chunks = [pilots[chunk] for chunk in _chunks(problem, len(pilots), FINER_RULE_FACTOR * rule.places(1))]
+    centres = [one_mode_each(Centre(*(part[chunk] for part in centre))) for chunk in chunks]
+    return any(
+        rule.needs_tails(problem, theta[chunk], rows, here) for chunk, here in zip(chunks, centres, strict=True)
+    )
 
 
 def _steps(
