@@ -130,9 +130,7 @@ def _needs_tails(problem: Problem, theta: Tensor, rows: tuple[Tensor, ...], cent
     rule, pilots = problem.quadrature, _pilots(theta)
     chunks = [pilots[chunk] for chunk in _chunks(problem, len(pilots), FINER_RULE_FACTOR * rule.places(1))]
     centres = [one_mode_each(Centre(*(part[chunk] for part in centre))) for chunk in chunks]
-    return any(
-        rule.needs_tails(problem, theta[chunk], rows, here) for chunk, here in zip(chunks, centres, strict=True)
-    )
+    return any(rule.needs_tails(problem, theta[chunk], rows, here) for chunk, here in zip(chunks, centres, strict=True))
 
 
 def _steps(
