@@ -6,8 +6,9 @@ Five of `pyro-fed bench`'s cases of 3 to 32 parameters. Recipes run with their o
 those of `pyro-fed bench` (`iid/10`, `dirichlet:1/10`). The error of a mean is in the reference's SDs, the largest of
 all parameters (and agents); SDs are over the reference's. "right" is an error of at most 0.45 and SDs of 0.8 to 1.2, as
 in `tests/recipes`; "a point" has no SDs, and its error is that of the mean, too. Behind them stand the codes of the
-findings that speak against the result, and "NOT SAID" where a wrong one has none. Runs are kept as they end and not run again; `--minutes` begins none after so
-many, `--seconds` is a limit for one, by the clock: what is cut off by it says so, and is run again by `--again`.
+findings that speak against the result, and "NOT SAID" where a wrong one has none. Runs are kept as they end and not run
+again; `--minutes` begins none after so many, `--seconds` is a limit for one, by the clock: what is cut off by it says
+so, and is run again by `--again`.
 """
 
 from __future__ import annotations
