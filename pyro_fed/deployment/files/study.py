@@ -1,6 +1,6 @@
 """The coordinator's folder of a study: what was agreed on, and a journal of all exchanges.
 
-    study.json                  name, id, sites, options, versions
+    study.json                  name, id, sites, options, versions, hashes of the files that came with it
     model.py  recipe.toml       what is run
     coordinator.key  .pub       signs the requests; keys/SITE.pub: the sites', as they came with the descriptions
     outbox/                     requests, to be mailed
@@ -99,6 +99,7 @@ class Study:
             )
         lock = Lock(folder)
         try:
+            study.check_files()
             yield study
         finally:
             lock.release()
@@ -132,6 +133,16 @@ class Study:
     def start(self) -> Path | None:
         """The result of an earlier study from which this one begins; None if it begins afresh."""
         return self._own_file("start")
+
+    def check_files(self) -> None:
+        """Require the files with which the study was begun; else CheckpointError."""
+        for name, digest in self.content["files"].items():
+            path = self.folder / name
+            if not path.exists() or digest_of(path.read_bytes()) != digest:
+                raise CheckpointError(
+                    f"{path} is not the file with which the study was begun, whose SHA-256 is {digest}: put that file "
+                    "back, or begin a new study"
+                )
 
     def _own_file(self, what: str) -> Path | None:
         name = self.content.get(what)
@@ -191,7 +202,7 @@ class Study:
             "coordinator": self.fingerprint,
             "sites": {site: site_entry(site) for site in self.sites},
             "questions": self.questions,
-            "start": None if self.start is None else digest_of(self.start.read_bytes()),
+            "start": None if self.start is None else self.content["files"][self.start.name],
             "result": digest_of(self.result.read_bytes()),
             "bytes": {name: sum(one["bytes"] for one in each.values()) for name, each in mailed.items()},
             **mailed,
@@ -377,6 +388,8 @@ def make_study(
         if path is not None:
             content[what] = f"{what}{path.suffix}"
             (making / content[what]).write_bytes(path.read_bytes())
+    own = (MODEL, RECIPE, *(content[what] for what, path in files.items() if path is not None))
+    content["files"] = {own_file: digest_of((making / own_file).read_bytes()) for own_file in own}
     key = write_signing_key(making / KEY)
     (making / PUBLIC).write_text(public_text(key) + "\n", encoding="utf-8")
     write_json(making / STUDY, content)
