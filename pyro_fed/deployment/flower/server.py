@@ -18,7 +18,7 @@ from pyro_fed.deployment.flower.executor import Flower
 from pyro_fed.deployment.flower.joining import Roll, wait_for_clients
 from pyro_fed.deployment.flower.secure import SecAgg, check_secure
 from pyro_fed.deployment.remote.clients import run_at_clients
-from pyro_fed.deployment.remote.questions import check_questions, with_estimand, with_influence, with_loo
+from pyro_fed.deployment.remote.questions import LOO, check_questions, with_answer, with_loo
 from pyro_fed.deployment.remote.remote_federation import RemoteFederation
 from pyro_fed.errors import SettingError, StoppedError
 from pyro_fed.policy import Setup, chain_of, resolve_for_run, stages_of
@@ -47,8 +47,8 @@ def server_app(
     The run's configuration (see `pyro_fed.deployment.flower.configuration`) must have `num-clients`, the number of
     clients to wait for. It may also have `rounds`, `num-draws`, `seed`, `timeout` and `wait` in seconds, `compile`,
     `min-clients`, `schedule`, `graph`, `combination`, `secure-aggregation`, `checkpoint`, `resume`, `start`, `audit`,
-    `loo`, `influence`, `estimands`, and `out`, the file for the result. These replace the app's and the recipe's
-    values.
+    `loo`, `influence`, `leave-one-client-out`, `estimands`, and `out`, the file for the result. These replace the app's
+    and the recipe's values.
 
     Args:
         model: the model's file, or its name in the library.
@@ -120,10 +120,8 @@ def serve(grid: Grid, model: str | Path, recipe: str | Path, settings: Configura
     before = set(result.attrs)
     if settings.loo is not None:
         result = with_loo(result, federation, Flower(grid, roll, settings.timeout), settings.loo)
-    if settings.influence:
-        result = with_influence(result, federation, Flower(grid, roll, settings.timeout))
-    for name in settings.estimands:
-        result = with_estimand(result, federation, Flower(grid, roll, settings.timeout), module, name)
+    for name in (*settings.about_clients, *settings.estimands):
+        result = with_answer(result, federation, Flower(grid, roll, settings.timeout), module, name)
     for name in sorted(set(result.attrs) - before):
         LOG.error("%s: %s", name.replace("_", " "), result.attrs[name])
     return result
@@ -131,8 +129,8 @@ def serve(grid: Grid, model: str | Path, recipe: str | Path, settings: Configura
 
 def _check_sums_of_single_clients(settings: Configuration, combination: Any) -> None:
     """Refuse questions to which clients answer with their own sums, where secure aggregation or privacy hides these."""
-    asked = {"loo": settings.loo is not None, "influence": settings.influence, "estimands": bool(settings.estimands)}
-    names = [name for name, wanted in asked.items() if wanted]
+    names = [*([] if settings.loo is None else [LOO]), *settings.about_clients]
+    names += ["estimands"] if settings.estimands else []
     if names and (settings.secure is not None or isinstance(combination, Private)):
         hidden = (
             "secure aggregation hides"

@@ -94,6 +94,15 @@ def test_influence_is_that_of_the_simulation(over_grid, here):
     assert np.isnan(asked["influence"].values[~by_draws]).all()
 
 
+def test_how_the_others_predict_a_client_is_that_of_the_simulation_to_the_bit(over_grid, here):
+    """At the same 4,000 points, or as many as divide by the mixture's parts; no row's own number leaves."""
+    found = over_grid(**{"leave-one-client-out": True})["leave_one_client_out"].to_dataframe()
+    expected = pf.leave_one_client_out(here, unequal_lines(), num_draws=4000, refit=False)
+    assert found.index.tolist() == expected.index.tolist() and "elpd_rows" not in found
+    for name in ("rows", "elpd", "se", "pareto_k", "by"):
+        assert found[name].tolist() == expected[name].tolist()
+
+
 def test_a_result_is_written_and_read_with_it(over_grid, tmp_path):
     over_grid(loo=True).to_netcdf(str(tmp_path / "result.nc"))
     again = az.from_netcdf(str(tmp_path / "result.nc"))
@@ -165,6 +174,10 @@ def test_a_client_that_does_not_answer_costs_the_numbers_and_not_the_run(flower,
         (
             {"loo": "none", "influence": True, "name": "FedLaplace", "secure-aggregation": True},
             "influence shows the server",
+        ),
+        (
+            {"loo": "none", "leave-one-client-out": True, "name": "FedLaplace", "secure-aggregation": True},
+            "leave_one_client_out shows the server",
         ),
         ({"loo": 3}, "expects true, false or the name"),
         ({"loo": "nothing"}, "no observed site 'nothing'"),
