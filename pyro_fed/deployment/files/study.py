@@ -19,14 +19,11 @@ given again. All else follows from the journal, since the run is repeated from i
 from __future__ import annotations
 
 import os
-import platform
 import secrets
 import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +39,6 @@ from pyro_fed.deployment.files.letter import (
     Letter,
     Received,
     answer_name,
-    digest_of,
     read_json,
     read_letter,
     request_name,
@@ -50,6 +46,7 @@ from pyro_fed.deployment.files.letter import (
     write_json,
     write_whole,
 )
+from pyro_fed.deployment.review import digest_of, named_digest, study_review
 from pyro_fed.deployment.signing_keys import fingerprint_of, load_signing_key, public_text, write_signing_key
 from pyro_fed.errors import CheckpointError, ProtocolError, SettingError
 from pyro_fed.recipes.library import find_model, find_recipe
@@ -195,18 +192,16 @@ class Study:
             return {"key": fingerprint_of(key), "rows": rows, "answers": len(letters), **own}
 
         mailed = {"requests": files(OUTBOX), "answers": files(ANSWERS)}
-        return {
+        return study_review(
+            self.result,
+            sites={site: site_entry(site) for site in self.sites},
             **{name: self.content[name] for name in ("name", "id", "options", "model", "recipe", "needs")},
-            "python": f"{sys.version.split()[0]} on {platform.platform()}",
-            "versions": {one.name: one.version for one in sorted(distributions(), key=lambda one: one.name.lower())},
-            "coordinator": self.fingerprint,
-            "sites": {site: site_entry(site) for site in self.sites},
-            "questions": self.questions,
-            "start": None if self.start is None else self.content["files"][self.start.name],
-            "result": digest_of(self.result.read_bytes()),
-            "bytes": {name: sum(one["bytes"] for one in each.values()) for name, each in mailed.items()},
+            coordinator=self.fingerprint,
+            questions=self.questions,
+            start=None if self.start is None else self.content["files"][self.start.name],
+            bytes={name: sum(one["bytes"] for one in each.values()) for name, each in mailed.items()},
             **mailed,
-        }
+        )
 
     # -- requests -------------------------------------------------------------------------------------------
     def first_letters(self) -> dict[str, Letter]:
@@ -381,8 +376,8 @@ def make_study(
         "options": dict(options),
         "versions": versions(),
         "needs": needs,
-        "model": f"{find_model(model).name} {digest_of(find_model(model).read_bytes())}",
-        "recipe": f"{find_recipe(recipe).name} {digest_of(find_recipe(recipe).read_bytes())}",
+        "model": named_digest(find_model(model)),
+        "recipe": named_digest(find_recipe(recipe)),
     }
     for what, path in files.items():
         if path is not None:

@@ -20,8 +20,10 @@ from pyro_fed.deployment.flower.secure import SecAgg, check_secure
 from pyro_fed.deployment.remote.clients import run_at_clients
 from pyro_fed.deployment.remote.questions import LOO, check_questions, with_answer, with_loo
 from pyro_fed.deployment.remote.remote_federation import RemoteFederation
+from pyro_fed.deployment.review import named_digest, site_entries, study_review, write_review
 from pyro_fed.errors import SettingError, StoppedError
 from pyro_fed.policy import Setup, chain_of, resolve_for_run, stages_of
+from pyro_fed.recipes import library
 from pyro_fed.recipes import recipe as recipes
 from pyro_fed.recipes.library import labels_in, load_model
 from pyro_fed.results.inference_data import check_savable
@@ -80,6 +82,7 @@ def server_app(
                 LOG.error("The run was stopped; its result so far is in %s", kept)
             raise
         write_result(result, out)
+        _write_review(result, out, model, recipe, settings)
         LOG.info("Written to %s; read it by arviz.from_netcdf(%r)", out, str(out))
 
     return app
@@ -125,6 +128,22 @@ def serve(grid: Grid, model: str | Path, recipe: str | Path, settings: Configura
     for name in sorted(set(result.attrs) - before):
         LOG.error("%s: %s", name.replace("_", " "), result.attrs[name])
     return result
+
+
+def _write_review(result: Any, out: Path, model: str | Path, recipe: str | Path, settings: Configuration) -> None:
+    """Write what a reviewer asks beside the result; each site's own ledger has its rules and what left in detail."""
+    options = {**settings.options, **settings.specs, "seed": int(result.attrs["seed"])}
+    questions = [*([] if settings.loo is None else [LOO]), *settings.about_clients, *settings.estimands]
+    review = study_review(
+        out,
+        model=named_digest(library.find_model(model)),
+        recipe=named_digest(library.find_recipe(recipe)),
+        options=options,
+        sites=site_entries(result),
+        questions=questions,
+        secure_aggregation=None if settings.secure is None else str(settings.secure),
+    )
+    LOG.info("For a reviewer: %s", write_review(review, out))
 
 
 def _check_sums_of_single_clients(settings: Configuration, combination: Any) -> None:
