@@ -1,4 +1,4 @@
-"""What a reviewer asks of a deployment's result, as a JSON file: versions, hashes, options, sites, and what left them."""
+"""What a reviewer asks of a deployment's result, a JSON file: versions, hashes, options, sites, and what left them."""
 
 from __future__ import annotations
 

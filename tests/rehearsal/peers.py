@@ -54,7 +54,7 @@ def main(folder: Path) -> int:
         for site in expected
     )
     good = say(f"agents against the simulation: the largest difference of a draw is {worst}", worst == 0.0)
-    good &= all([reviewed(folder, name) for name in NAMES])
+    good &= all(reviewed(folder, name) for name in NAMES)
     good &= refused(folder)
     good &= late(folder, expected)
     return 0 if good else 1
