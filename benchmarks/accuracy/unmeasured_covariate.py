@@ -42,7 +42,7 @@ def model(severity: Tensor, dose: Tensor, y: Tensor) -> None:
     level, severe = pyro.sample("level", dist.Normal(0.0, 1.0)), pyro.sample("severe", dist.Normal(0.0, 1.0))
     effect, mean = pyro.sample("effect", dist.Normal(0.0, 1.0)), pyro.sample("mean", dist.Normal(0.0, 1.0))
     slope, sd = pyro.sample("slope", dist.Normal(0.0, 1.0)), pyro.sample("sd", dist.LogNormal(0.0, 0.3))
-    known = ~torch.isnan(dose)
+    known: Any = ~torch.isnan(dose)
     with pyro.plate("patient", len(y)):
         drawn = pyro.sample("drawn", dist.Normal(mean + slope * severity, sd))
         with poutine.mask(mask=known):
@@ -69,11 +69,17 @@ def replicate(algorithm: str, case: str) -> dict[str, Any]:
     """Whether each parameter's interval has the truth, by a replicate's number."""
     truth, rows = simulated(int(case))
     fed = pf.Federation.from_clients(model, rows, plate="patient")
-    quiet = {"compile": "off", "progress": False, "audit": False, "log_likelihood": False, "collect_local": False}
+    quiet: dict[str, Any] = {
+        "compile": "off",
+        "progress": False,
+        "audit": False,
+        "log_likelihood": False,
+        "collect_local": False,
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of single replicates; the coverage judges them
         found = pf.run(getattr(pf.infer, algorithm)(), fed, seed=int(case), executor="sequential", **quiet)
-    ends = {name: np.quantile(found.posterior[name], [(1 - WIDTH) / 2, (1 + WIDTH) / 2]) for name in PARAMETERS}
+    ends = {name: np.quantile(found["posterior"][name], [(1 - WIDTH) / 2, (1 + WIDTH) / 2]) for name in PARAMETERS}
     return {"covered": {name: int(low <= truth[name] <= high) for name, (low, high) in ends.items()}}
 
 

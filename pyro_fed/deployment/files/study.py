@@ -191,7 +191,7 @@ class Study:
             rows = letters[0].get("description", {}).get("num_rows") if letters else None
             return {"key": fingerprint_of(key), "rows": rows, "answers": len(letters), **own}
 
-        mailed = {"requests": files(OUTBOX), "answers": files(ANSWERS)}
+        mailed: dict[str, Any] = {"requests": files(OUTBOX), "answers": files(ANSWERS)}
         return study_review(
             self.result,
             sites={site: site_entry(site) for site in self.sites},
