@@ -68,7 +68,7 @@ ROOMS = {
         door
     """,
     "pyro_fed.deployment": """
-        claimed_federation limits rows signing_keys
+        claimed_federation limits review rows signing_keys
         policy
         remote
         agents flower files

@@ -330,6 +330,15 @@ EQUATIONS = (
         ),
     ),
     Equation(
+        "Swaroop et al.: FedLap's steps of ADMM",
+        ("infer/test_admm_and_baselines.py", "-k", "rounds_are_admm"),
+        (
+            (f"{EP}fedlap.py:FedLap.new_sites", "-cavity.score(mode)", "cavity.score(mode)"),
+            (f"{EP}fedlap.py:FedLap.new_sites", "tilted.score(m)", "cavity.score(m)"),
+            (f"{EP}fedlap.py:FedLap.combine", '["gap"].sum()', '["gap"].mean()'),
+        ),
+    ),
+    Equation(
         "Al-Shedivat et al. and Tresp, as Guo et al. have them: cavities of FedPA and BCM",
         (f"{EP}test_recursion.py", "-k", "rounds_are"),
         (

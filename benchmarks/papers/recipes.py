@@ -5,9 +5,10 @@
 Five of `pyro-fed bench`'s cases of 3 to 32 parameters. Recipes run with their own settings and rounds; `--splits` are
 those of `pyro-fed bench` (`iid/10`, `dirichlet:1/10`). The error of a mean is in the reference's SDs, the largest of
 all parameters (and agents); SDs are over the reference's. "right" is an error of at most 0.45 and SDs of 0.8 to 1.2, as
-in `tests/recipes`; "point" has no SDs. Behind them stand the codes of the findings that speak against the result, and
-"NOT SAID" where a wrong one has none. Runs are kept as they end and not run again; `--minutes` begins none after so
-many, `--seconds` is a limit for one, by the clock: what is cut off by it says so, and is run again by `--again`.
+in `tests/recipes`; "a point" has no SDs, and its error is that of the mean, too. Behind them stand the codes of the
+findings that speak against the result, and "NOT SAID" where a wrong one has none. Runs are kept as they end and not run
+again; `--minutes` begins none after so many, `--seconds` is a limit for one, by the clock: what is cut off by it says
+so, and is run again by `--again`.
 """
 
 from __future__ import annotations
@@ -102,11 +103,12 @@ def cell(record: Record | None) -> str:
     most, least, largest = RIGHT
     cut = " (cut off)" if record["interrupted"] else ""
     doubts = ", ".join(dict.fromkeys(record["doubts"]))
-    if high == 0:
-        return f"point, {error:.2g}{cut}"
-    if error <= most and least <= low and high <= largest:
-        return f"right{cut}" + f" ({doubts})" * bool(doubts)
-    return f"{error:.2g}; {low:.2g} to {high:.2g}{cut} ({doubts or 'NOT SAID'})"
+    is_point = high == 0
+    is_right = error <= most and (is_point or (least <= low and high <= largest))
+    spread = "a point" if is_point else f"{low:.2g} to {high:.2g}"
+    found = "right" if is_right and not is_point else f"{error:.2g}; {spread}"
+    said = doubts or ("" if is_right else "NOT SAID")
+    return f"{found}{cut}" + f" ({said})" * bool(said)
 
 
 def table(records: Records, recipes: Iterable[str], cases: Iterable[str], splits: Iterable[str]) -> str:

@@ -63,6 +63,7 @@ def agent(
     from pyro_fed.analysis.report import overview
     from pyro_fed.deployment.agents.peers import LinkSettings, load_peers
     from pyro_fed.deployment.policy import approval
+    from pyro_fed.deployment.review import named_digest, site_entries, study_review, write_review
     from pyro_fed.deployment.rows import load_rows
     from pyro_fed.recipes import library, recipe
     from pyro_fed.recipes.values import parse_assignment
@@ -108,6 +109,18 @@ def agent(
     )
     if out is not None:
         write_result(idata, out)
+        review = study_review(
+            out,
+            model=named_digest(library.find_model(model)),
+            recipe=named_digest(library.find_recipe(recipe_name)),
+            options={"seed": seed, "rounds": rounds, "set": assigned, "audit": audit},
+            sites=site_entries(idata),
+            agent=name,
+            questions=list(questions),
+            policy="" if gate is None else gate.policy.digest,
+            approval="" if gate is None else gate.approval,
+        )
+        write_review(review, out)
     click.echo(overview.posterior_table(idata))
     click.echo(overview.doubts_block(idata))
     if out is not None:

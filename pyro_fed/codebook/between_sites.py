@@ -10,6 +10,16 @@ with the consensus that is likeliest among the sites' own values. A site is said
 with its values converted, times the prior probability of that, is MIN_ODDS times that without. The codebook's range is
 one more site, with a larger heterogeneity (`_sites_of`). Exchanged levels are found in the same way, by the differences
 of other columns between them.
+
+Some rows of a site in another unit are found by its quantiles q_1 < q_2 < ..., with shares π_b of its rows between
+them. Let G be the distribution by the other sites' quantiles, M and S the site's own shift and scale with the priors
+above, and w the share of rows that are o + f times those in the codebook's unit:
+
+    F(x) = (1 - w) G((x - M) / S) + w G(((x - o) / f - M) / S)
+    log L = Σ_b π_b log[(F(q_b) - F(q_{b-1})) / π_b] / (1 / n + SHAPE_HETEROGENEITY²)
+
+w = 0 and w = 1 are a site in one unit. A second group of patients at one site alone is the same if its values happen
+to be f times as large; else a factor that is no unit's fits better.
 """
 
 from __future__ import annotations
@@ -21,11 +31,12 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
+from scipy.special import logsumexp, ndtr, ndtri
 
 from pyro_fed.codebook import sentences
 from pyro_fed.codebook.at_site import SiteFinding
 from pyro_fed.codebook.codebook import Column
-from pyro_fed.codebook.summary import HALVES, NumberSummary, SiteSummary
+from pyro_fed.codebook.summary import HALVES, QUANTILES, NumberSummary, SiteSummary
 from pyro_fed.codebook.units import COINCIDENCE_CHANCE, SHIFTS, Confusion, confusions
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.calls import checked
@@ -42,6 +53,15 @@ STUDENT_FREEDOM = 6
 ERROR_PROBABILITY, MIN_ODDS = 0.05, 20.0
 #: How much rarer powers of ten are than the units that the codebook's unit is confused with.
 UNNAMED_UNIT_SHARE = 0.2
+#: How far shares of rows below a quantile differ between hospitals.
+SHAPE_HETEROGENEITY = 0.12
+#: Shares of rows in another unit; the site's own shift and scale, in SDs and factors.
+MIXED_SHARES = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9])
+OWN_SHIFTS, OWN_SCALES = np.linspace(-1.2, 1.2, 13)[:, None, None], np.exp(np.linspace(-0.8, 0.8, 9))[:, None]
+#: Factors that no unit has: where one of them fits better by MIN_ODDS, the site has a second group of patients.
+OTHER_FACTORS = tuple(Confusion(math.exp(size), "") for part in range(2, 77) for size in (0.1 * part, -0.1 * part))
+#: Share of rows that may lie anywhere.
+STRAY_SHARE = 0.02
 #: A mean or an SD that is this many usual differences from the others is reported even if no unit explains it.
 OUTLIER_DISTANCE = 8.0
 #: An effect at the other sites is used for levels if it is this many standard errors from zero. The score allows for
@@ -53,7 +73,11 @@ FREQUENCIES = "their frequencies"
 #: than that of a false alarm elsewhere, since hospitals also differ in how often values are missing.
 MIN_MISSING_SHARE, NEVER_MISSING_CHANCE = 0.1, 1e-6
 #: Findings of a site on a column beside which one between sites says more.
-NOT_EXPLAINED = {"scale_differs": {"out_of_range", "in_unknown_unit"}, "time_differs": {"out_of_range"}}
+NOT_EXPLAINED = {
+    "scale_differs": {"out_of_range", "in_unknown_unit"},
+    "units_mixed": {"out_of_range"},
+    "time_differs": {"out_of_range"},
+}
 
 #: The site that a finding is about, or two of which one is wrong; and the finding.
 Found = tuple[tuple[str, ...], Finding]
@@ -154,6 +178,9 @@ def _column_findings(name: str, column: Column, summaries: Sequence[SiteSummary]
             if (numbers := {**one.numbers, **one.dates}.get(name)) is not None and numbers.has_moments
         }
         scales = list(_scales(name, column, sites))
+        mixed = list(_mixed_units(name, column, sites, scales))
+        named = {site for which, _ in mixed for site in which}
+        scales = [one for one in scales if not named & {*one[0]}] + mixed
         yield from scales or _decimals(name, sites)
     if column.type == "category":
         yield from _levels(name, column, summaries)
@@ -240,8 +267,7 @@ def _likeliest(
     compared: _Sites, possible: Sequence[Confusion], factors: np.ndarray, offsets: np.ndarray
 ) -> tuple[float, str, Confusion, tuple[float, str]]:
     """The conversion of one more site that gains most: log odds, site, what; and log odds and name of the next site."""
-    shares = np.array([1.0 if one.is_named else UNNAMED_UNIT_SHARE for one in possible])
-    priors = np.log(ERROR_PROBABILITY * shares / shares.sum()) - compared.log_likelihood(factors, offsets)
+    priors = _log_priors(possible) - compared.log_likelihood(factors, offsets)
     best = (-math.inf, "", possible[0])
     rival = (-math.inf, "")
     for k, site in enumerate(compared.names):
@@ -251,6 +277,12 @@ def _likeliest(
             best, next_best = (mine, best) if mine[0] > best[0] else (best, mine)
             rival = max(rival, next_best[:2])
     return *best, rival
+
+
+def _log_priors(possible: Sequence[Confusion]) -> np.ndarray:
+    """Log probabilities that a site's values are in each of these units, (U,)."""
+    shares = np.array([1.0 if one.is_named else UNNAMED_UNIT_SHARE for one in possible])
+    return np.asarray(np.log(ERROR_PROBABILITY * shares / shares.sum()))
 
 
 def _with_conversion(factors: np.ndarray, offsets: np.ndarray, k: int, one: Confusion) -> tuple[np.ndarray, np.ndarray]:
@@ -269,6 +301,103 @@ def _sites_of(sites: dict[str, NumberSummary], column: Column) -> _Sites:
         mean, sd, extent = [*mean, (low + high) / 2], [*sd, (high - low) / 6], [*extent, (2.0, 0.7)]
     differ = PERIOD_HETEROGENEITY if column.type == "date" else MEAN_HETEROGENEITY
     return _Sites(tuple(names), np.array(n), np.array(mean), np.array(sd), differ, np.array(extent).T)
+
+
+# -- Some rows in another unit ------------------------------------------------------------------------------------
+
+
+def _mixed_units(
+    name: str, column: Column, sites: dict[str, NumberSummary], scales: Sequence[Found]
+) -> Iterator[Found]:
+    """Sites some of whose rows are in another unit, the likeliest first: it makes others look wrong.
+
+    `scales` are the findings on whole sites, with which no other site is compared.
+    """
+    whole = {site: one for site, one in sites.items() if len(one.quantiles) == len(QUANTILES)}
+    rescaled = {site for which, finding in scales if finding.code == "scale_differs" for site in which}
+    while True:
+        gains: dict[str, tuple[float, Confusion]] = {}
+        for site, one in whole.items():
+            others = [each for other, each in whole.items() if other not in {site, *rescaled}]
+            if len(others) >= 2 and all(each.quantiles["0.1"] < each.quantiles["0.9"] for each in others):
+                gains[site] = _mixture_gain(one, others, confusions(column), site in rescaled)
+        worst = max(gains, key=lambda site: gains[site][0], default="")
+        if not worst or gains[worst][0] < math.log(MIN_ODDS):
+            return
+        yield (worst,), sentences.units_mixed(column=name, factor=gains[worst][1].text)
+        del whole[worst]
+
+
+def _mixture_gain(
+    one: NumberSummary, others: Sequence[NumberSummary], possible: Sequence[Confusion], is_rescaled: bool
+) -> tuple[float, Confusion]:
+    """Log odds that a part of a site's rows is in another unit and not all of them in one; and the likeliest unit.
+
+    `is_rescaled` says that mean and SD are not those of the usual unit.
+    """
+    priors = _log_priors(possible)
+    found = _shares_log_likelihood(one, others, possible, np.array([0.0, *MIXED_SHARES, 1.0]))
+    mixed, in_one_unit = found[:, 1:-1] + priors[:, None], logsumexp(found[:, -1] + priors)
+    if not is_rescaled:
+        in_one_unit = np.logaddexp(in_one_unit, found[0, 0])
+    gain = float(logsumexp(mixed) - math.log(len(MIXED_SHARES)) - in_one_unit)
+    if gain < math.log(MIN_ODDS):
+        return gain, possible[0]
+    # Between the outer quantiles nothing tells one large factor from another, but the SD does.
+    fit = (mixed + _mixed_sd_log_likelihood(one, others, possible)).max(1)
+    free = _shares_log_likelihood(one, others, OTHER_FACTORS, MIXED_SHARES)
+    free += _mixed_sd_log_likelihood(one, others, OTHER_FACTORS)
+    best = int(fit.argmax())
+    is_unit = free.max() - (fit - priors)[best] < math.log(MIN_ODDS)
+    return (gain if is_unit else -math.inf), possible[best]
+
+
+def _mixed_sd_log_likelihood(
+    one: NumberSummary, others: Sequence[NumberSummary], units: Sequence[Confusion]
+) -> np.ndarray:
+    """Log likelihoods of a site's SD by the share of its rows in each unit, (U, MIXED_SHARES)."""
+    mean, sd = (float(np.median([getattr(each, part) for each in others])) for part in ("mean", "sd"))
+    factors, offsets = (np.array([getattr(unit, part) for unit in units])[:, None] for part in ("factor", "offset"))
+    apart = MIXED_SHARES * (1 - MIXED_SHARES) * (factors * mean + offsets - mean) ** 2
+    expected = np.sqrt(sd**2 * (1 - MIXED_SHARES + MIXED_SHARES * factors**2) + apart)
+    wide = math.hypot(LOG_SD_HETEROGENEITY, 2 / math.sqrt(one.n or 1))
+    return np.asarray(log_t(np.log(float(one.sd or 0) / expected) / wide))
+
+
+def _shares_log_likelihood(
+    one: NumberSummary, others: Sequence[NumberSummary], units: Sequence[Confusion], shares: np.ndarray
+) -> np.ndarray:
+    """Log likelihoods of a site's quantiles by the share of its rows in each of some units, (U,), (W,) → (U, W)."""
+    own, quantiles = (np.array([[*each.quantiles.values()] for each in sites]) for sites in ([one], others))
+    in_logs = min(own.min(), quantiles.min()) > 0
+    if in_logs:
+        quantiles = np.log(quantiles)
+    center, width = quantiles[:, 2:3], quantiles[:, 4:5] - quantiles[:, :1]
+    shape, cells = np.median((quantiles - center) / width, 0), np.diff([0.0, *QUANTILES, 1.0])
+    shift, scale = OWN_SHIFTS * np.median(width) / (ndtri(0.9) - ndtri(0.1)), OWN_SCALES * np.median(width)
+    prior = log_t(OWN_SHIFTS / MEAN_HETEROGENEITY) + log_t(np.log(OWN_SCALES) / LOG_SD_HETEROGENEITY)
+
+    def below(values: np.ndarray) -> np.ndarray:
+        """Shares of rows below some values, by the other sites; (V,) → (shifts, scales, V)."""
+        values = np.log(np.maximum(values, np.finfo(float).tiny)) if in_logs else values
+        return _interpolated((values - np.median(center) - shift) / scale, shape)
+
+    usual, found = below(own[0]), []
+    for unit in units:
+        mixed = usual + shares[:, None, None, None] * (below((own[0] - unit.offset) / unit.factor) - usual)
+        inside = np.diff(mixed, axis=-1, prepend=0.0, append=1.0)
+        inside = (1 - STRAY_SHARE) * inside + STRAY_SHARE / len(cells)
+        fit = (cells * np.log(inside / cells)).sum(-1) / (1 / float(one.n or 1) + SHAPE_HETEROGENEITY**2)
+        found.append(logsumexp(fit + prior[..., 0], axis=(1, 2)) - logsumexp(prior))
+    return np.array(found)
+
+
+def _interpolated(values: np.ndarray, shape: np.ndarray) -> np.ndarray:
+    """Probabilities below values of a distribution with QUANTILES at `shape`: normal scores in straight lines."""
+    scores, knots = ndtri(QUANTILES), np.maximum.accumulate(shape + 1e-9 * np.arange(len(shape)))
+    place = np.clip(np.searchsorted(knots, values) - 1, 0, len(knots) - 2)
+    slopes = np.diff(scores) / np.diff(knots)
+    return np.asarray(ndtr(scores[place] + (values - knots[place]) * slopes[place]))
 
 
 # -- Levels -------------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ FORMAT: Final = "pyro_fed constants 1"
 #: Findings after which a site has no values of the column.
 NO_VALUES = ("column_absent", "column_empty")
 #: Suspicions that leave a column out, unless it is asked for by name.
-OTHER_UNITS = ("scale_differs", "distribution_differs", "decimals_differ")
+OTHER_UNITS = ("scale_differs", "units_mixed", "distribution_differs", "decimals_differ")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -201,6 +201,15 @@ def scale_differs(column: str, factor: str) -> str:
 
 
 @note(Topic.CODEBOOK)
+def units_mixed(column: str, factor: str) -> str:
+    """A part of the values is those of the other sites in another unit."""
+    return (
+        f"{column}: compared with the other sites, a part of the values is {factor}; a second group of patients at "
+        "this site alone can look so, too: look at the rows, by device or date of entry"
+    )
+
+
+@note(Topic.CODEBOOK)
 def time_differs(column: str, shift: str) -> str:
     """The dates are those of the other sites with a shift."""
     return f"{column}: compared with the other sites, the dates are {shift}"

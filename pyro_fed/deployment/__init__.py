@@ -5,6 +5,7 @@
     agents                agents without a server, that talk to their neighbours over TLS
     remote                what Flower and files share: orders, answers, and the executor of both
     policy                what may leave a site: its rules, the gate of all messages, and a ledger of what left
+    review                what a reviewer asks of a result: versions, hashes, options, sites
     rows                  a site's rows from a file
     signing_keys          Ed25519 keys that sign files
     claimed_federation    the federation as a process knows it that has some rows of it, or none

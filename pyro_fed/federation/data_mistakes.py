@@ -25,10 +25,11 @@ from pyro_fed.conventions.names import as_it_looks
 from pyro_fed.density.checks.lookups import num_elements
 from pyro_fed.density.checks.points import FEW_ROWS, NUM_DRAWS, ROWS_TOGETHER, points_within_radius
 from pyro_fed.density.problem import Problem
+from pyro_fed.density.rounding import rounding_of
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.rows.files import blocks, picked
 from pyro_fed.errors import listed, warn_user
-from pyro_fed.ops.entries import evenly, rounding_of
+from pyro_fed.ops.entries import evenly
 
 #: A value is far away if its gap to the others is more than this multiple of their range.
 FAR_VALUE_RANGES = 10.0

@@ -1,11 +1,9 @@
-"""Selections of entries of tensors, by flags of the leading axes, evenly spaced or far apart; and their rounding."""
+"""Selections of entries of tensors: by flags of the leading axes, evenly spaced, or far apart."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-
-from pyro_fed.conventions.limits import ROUNDING_UNITS
 
 #: Number of evenly spaced entries that represent a longer vector, or of draws that represent more.
 SAMPLED_ENTRIES = 1000
@@ -26,11 +24,6 @@ def choose(which: Tensor, new: Tensor, old: Tensor | float) -> Tensor:
 def all_finite(values: Tensor) -> bool:
     """Whether all entries are finite; a finite sum shows it without further memory."""
     return bool(values.sum().isfinite()) or bool(values.isfinite().all())
-
-
-def rounding_of(values: Tensor) -> Tensor:
-    """How much sums and log densities of these sizes may err through rounding."""
-    return ROUNDING_UNITS * torch.finfo(values.dtype).eps * values.abs()
 
 
 def evenly(count: int, most: int) -> Tensor:

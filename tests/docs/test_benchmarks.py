@@ -76,3 +76,22 @@ def test_every_mutation_of_an_equation_has_its_place_and_its_tests():
         for parts in equation.mutations:
             _, before, after = module.Mutation(*parts).mutated(package)
             assert before != after
+
+
+@pytest.mark.parametrize(
+    ("figures", "doubts", "said"),
+    [
+        ((0.1, 0.9, 1.1), [], "right"),
+        ((0.1, 0.9, 1.1), ["some_code"], "right (some_code)"),
+        ((0.7, 0.9, 1.1), [], "0.7; 0.9 to 1.1 (NOT SAID)"),
+        ((0.1, 0.7, 1.1), ["some_code", "some_code"], "0.1; 0.7 to 1.1 (some_code)"),
+        ((0.1, 0.0, 0.0), [], "0.1; a point"),
+        ((0.1, 0.0, 0.0), ["some_code"], "0.1; a point (some_code)"),
+        ((0.7, 0.0, 0.0), ["some_code"], "0.7; a point (some_code)"),
+        ((0.7, 0.0, 0.0), [], "0.7; a point (NOT SAID)"),
+    ],
+)
+def test_the_table_of_recipes_has_the_doubts_of_each_result_and_says_where_there_are_none(figures, doubts, said):
+    cell = importlib.import_module("benchmarks.papers.recipes").cell
+    record = dict(zip(("error", "sd_low", "sd_high"), figures, strict=True))
+    assert cell({**record, "doubts": doubts, "interrupted": False}) == said

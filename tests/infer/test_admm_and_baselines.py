@@ -1,5 +1,6 @@
 """FedLap, Bayesian ADMM, FedProx and FedDyn end where mathematics says, on conjugate Gaussian models."""
 
+import numpy as np
 import pytest
 import torch
 from algorithms import line, line_data, unequal_lines
@@ -81,6 +82,33 @@ def test_a_change_of_the_prior_s_site_that_is_no_number_is_not_taken_by_admm():
     assert after.keys() == plain.keys() and float(after["cut"]) == 1 and float(plain["cut"]) == 0
     for name in after.keys() - {"cut"}:
         torch.testing.assert_close(after[name], plain[name], rtol=0, atol=0, equal_nan=True)
+
+
+def admm(rounds, damping):
+    """FedLap's point (2,) and its bound on the distance of the one before, by Swaroop et al.'s steps in NumPy."""
+    x, y = (part.numpy() for part in line_data())
+    parts = [(x[rows], y[rows]) for rows in CLIENT_ROWS]
+    point, duals, prior, bound = np.zeros(2), np.zeros((3, 2)), np.eye(2), np.inf
+    for _ in range(rounds):
+        modes = [
+            np.linalg.solve(x.T @ x + prior, x.T @ y - dual + prior @ point)
+            for (x, y), dual in zip(parts, duals, strict=True)
+        ]
+        away = [mode - point for mode in modes]
+        bound = sum(np.sqrt(a @ (x.T @ x + prior) @ a) for (x, _), a in zip(parts, away, strict=True))
+        duals = duals + damping * np.array(away) @ prior
+        point = np.linalg.solve(prior, duals.sum(0))
+    return point, bound
+
+
+@pytest.mark.parametrize(("damping", "rounds"), [(None, 1), (None, 7), (0.6, 2), (0.6, 5)])
+@pytest.mark.filterwarnings("ignore:.*not converged")
+def test_fedlap_s_rounds_are_admm(damping, rounds):
+    """Also where they have not converged: how slow they are is the recursion's own."""
+    idata = ended(pf.infer.FedLap(client=ONE, damping=damping, tolerance=1e-12), rounds)
+    point, bound = admm(rounds, damping or 1 / 3)
+    np.testing.assert_allclose(draws_of(idata)[0].numpy(), point, rtol=0, atol=1e-9)
+    assert float(idata["federation"]["bound"][-1]) == pytest.approx(bound, rel=1e-6)
 
 
 def test_fedlap_stops_within_its_tolerance_of_the_mode():

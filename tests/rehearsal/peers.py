@@ -4,7 +4,7 @@
 
 1. certificates, a peers file, and the rows of five sites: the breast cancer data, each site with other patients
 2. five `pyro-fed agent` processes over mutual TLS; one is killed, and started again while the others wait
-3. their draws against the simulation's: the same to the last bit
+3. their draws against the simulation's: the same to the last bit; and each one's review
 4. a stranger, whose certificate another authority has signed, and an agent that runs another seed: refused
 5. the five again; one is killed and comes back when the others have gone on without it: the same posterior
 
@@ -13,6 +13,8 @@ Exit code 1 where something is not as it should be.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 import signal
@@ -52,6 +54,7 @@ def main(folder: Path) -> int:
         for site in expected
     )
     good = say(f"agents against the simulation: the largest difference of a draw is {worst}", worst == 0.0)
+    good &= all(reviewed(folder, name) for name in NAMES)
     good &= refused(folder)
     good &= late(folder, expected)
     return 0 if good else 1
@@ -154,6 +157,15 @@ def finish(agents: dict[str, subprocess.Popen[bytes]]) -> dict[str, int]:
     if any(codes.values()):
         raise SystemExit(f"BAD  exit codes {codes}: see the logs")
     return codes
+
+
+def reviewed(folder: Path, name: str) -> bool:
+    """Whether an agent's review is of its result, with all agents."""
+    found = json.loads((folder / f"{name}.review.json").read_text())
+    digest = hashlib.sha256((folder / f"{name}.nc").read_bytes()).hexdigest()
+    left = found["sites"][name]["bytes_left"]
+    good = found["result"] == digest and list(found["sites"]) == list(NAMES) and left > 0
+    return say(f"{name}.review.json: {len(found['versions'])} packages, {left:,} bytes left {name}", good)
 
 
 def draws(folder: Path, name: str, site: str) -> np.ndarray:

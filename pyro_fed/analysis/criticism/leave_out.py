@@ -33,7 +33,8 @@ import torch
 from torch import Tensor
 
 from pyro_fed.analysis.criticism.influence import MIN_WEIGHTED_DRAWS, checked_draws, require_result
-from pyro_fed.audit.client_sites import around, client_log_likelihoods, sites_at
+from pyro_fed.analysis.criticism.loo import Pointwise
+from pyro_fed.audit.client_sites import around, sites_at
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.calls import checked
 from pyro_fed.density.compiling.compiler import threads
@@ -45,6 +46,8 @@ from pyro_fed.ops.arviz_versions import group_of
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.importance import LARGEST_PARETO_K, log_mean, smoothed
 from pyro_fed.results.record_dataset import kept_sites
+from pyro_fed.runtime.executors import Executor, Sequential, Work
+from pyro_fed.runtime.executors.base import LOG_LIK
 from pyro_fed.runtime.run import run
 
 if TYPE_CHECKING:
@@ -121,7 +124,9 @@ def leave_one_client_out(
         )
     with threads(1), torch.no_grad():
         q, sites = _gaussians(idata, federation)
-        study = _Study.of(q, sites, federation, num_draws, seed, partial(client_log_likelihoods, federation))
+        study = _Study.of(
+            q, sites, federation, num_draws, seed, partial(asked_log_likelihoods, federation, Sequential(), True)
+        )
         rows = [study.left_out(k, refit) for k in range(federation.num_clients)]
     index = pd.Index(federation.client_names, name="client")
     return pd.DataFrame(rows, index=index, columns=["rows", "elpd", "se", "elpd_rows", "pareto_k", "by"])
@@ -148,6 +153,28 @@ def leave_out_by_log_likelihoods(
         study = _Study.of(*kept_sites(group), federation, num_draws // parts * parts, 0, log_likelihoods)
         rows = [study.weighed(k, study.evidence(k)) for k in range(federation.num_clients)]
     return pd.DataFrame(rows, index=pd.Index(federation.client_names, name="client"))
+
+
+def asked_log_likelihoods(federation: Federation, executor: Executor, one_by_one: bool, points: Tensor) -> Tensor:
+    """All clients' log-likelihoods (S, K) at unconstrained points (S, D), by one question.
+
+    `one_by_one` computes them as each client would at its own place, with the same last bits.
+    """
+    everyone = list(range(federation.num_clients))
+    executor.start(Pointwise(), federation.problem, federation.client_data(), {})
+    try:
+        return (
+            torch.cat(
+                [
+                    executor.ask(LOG_LIK, Work(0, 0, who, {"draws": points.expand(len(who), *points.shape)}))[LOG_LIK]
+                    for who in ([[k] for k in everyone] if one_by_one else [everyone])
+                ]
+            )
+            .double()
+            .T
+        )
+    finally:
+        executor.close()
 
 
 @dataclass(frozen=True)

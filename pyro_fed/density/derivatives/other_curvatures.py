@@ -48,10 +48,11 @@ from pyro_fed.density.derivatives.scores import prior_scores, prior_scores_and_v
 from pyro_fed.density.latents.quadrature import GAUSSIAN_ORDER, gauss_hermite
 from pyro_fed.density.observations import observation_distribution
 from pyro_fed.density.problem import Problem
+from pyro_fed.density.rounding import rounding_of
 from pyro_fed.density.rows.batches import Batch, ClientData, row_pieces
 from pyro_fed.density.running.trace_sites import without_event_dims
 from pyro_fed.ops.batched import Moments, quiet, vmap
-from pyro_fed.ops.entries import evenly, rounding_of
+from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.gaussian import FullGaussian
 from pyro_fed.ops.matrices import symmetrised
 from pyro_fed.ops.memory import count_in_memory

@@ -29,8 +29,9 @@ from torch.func import grad, vjp
 
 from pyro_fed.conventions.limits import NEGLIGIBLE
 from pyro_fed.density.bound import RowDensities
+from pyro_fed.density.rounding import rounding_of
 from pyro_fed.ops.batched import Moments
-from pyro_fed.ops.entries import choose, rounding_of
+from pyro_fed.ops.entries import choose
 from pyro_fed.ops.matrices import absolute_cholesky, solve_lower, solve_lower_transposed
 
 Rows = tuple[Tensor, ...]

@@ -57,9 +57,10 @@ from pyro_fed.density.latents.modes import (
     without_failed_ascents,
 )
 from pyro_fed.density.latents.tails import Line, Profile, line
+from pyro_fed.density.rounding import rounding_of
 from pyro_fed.density.starts import draw_starts
 from pyro_fed.errors import SettingError
-from pyro_fed.ops.entries import evenly, rounding_of
+from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.matrices import log_det_lower, solve_lower, solve_lower_transposed
 from pyro_fed.ops.points import standardised_sobol
 

@@ -13,7 +13,6 @@ The same header and body always give the same bytes, since Ed25519 has no random
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import re
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pyro_fed.conventions.names import check_client_id
 from pyro_fed.conventions.output import replaced_file
 from pyro_fed.deployment.limits import MAX_CLIENTS, MAX_JSON_BYTES, MAX_MESSAGE_BYTES
+from pyro_fed.deployment.review import digest_of
 from pyro_fed.deployment.signing_keys import public_key
 from pyro_fed.errors import CheckpointError, ProtocolError
 from pyro_fed.runtime.messages import Message, encode
@@ -85,11 +85,6 @@ class Received:
                 f"{self.name}: the signature is not that of {signer} over this content: the file was changed on its "
                 "way, or made by someone else. Ask for it again"
             ) from None
-
-
-def digest_of(data: bytes) -> str:
-    """SHA-256 of bytes, in hexadecimal digits."""
-    return hashlib.sha256(data).hexdigest()
 
 
 def read_letter(path: Path, kind: str) -> Received:

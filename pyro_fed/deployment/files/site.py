@@ -31,7 +31,6 @@ from pyro_fed.deployment.files.letter import (
     Received,
     answer_name,
     body_of,
-    digest_of,
     read_json,
     read_letter,
     text_in,
@@ -43,6 +42,7 @@ from pyro_fed.deployment.limits import MAX_MESSAGE_BYTES
 from pyro_fed.deployment.policy.gate import POLICY, Gate, site_folder
 from pyro_fed.deployment.remote.order import Refusal
 from pyro_fed.deployment.remote.site import Done, KeptState, Site
+from pyro_fed.deployment.review import digest_of
 from pyro_fed.deployment.rows import load_rows
 from pyro_fed.deployment.signing_keys import fingerprint_of, load_signing_key, public_text, write_signing_key
 from pyro_fed.errors import ProtocolError, SettingError

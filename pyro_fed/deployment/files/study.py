@@ -1,6 +1,6 @@
 """The coordinator's folder of a study: what was agreed on, and a journal of all exchanges.
 
-    study.json                  name, id, sites, options, versions
+    study.json                  name, id, sites, options, versions, hashes of the files that came with it
     model.py  recipe.toml       what is run
     coordinator.key  .pub       signs the requests; keys/SITE.pub: the sites', as they came with the descriptions
     outbox/                     requests, to be mailed
@@ -19,14 +19,11 @@ given again. All else follows from the journal, since the run is repeated from i
 from __future__ import annotations
 
 import os
-import platform
 import secrets
 import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +39,6 @@ from pyro_fed.deployment.files.letter import (
     Letter,
     Received,
     answer_name,
-    digest_of,
     read_json,
     read_letter,
     request_name,
@@ -50,6 +46,7 @@ from pyro_fed.deployment.files.letter import (
     write_json,
     write_whole,
 )
+from pyro_fed.deployment.review import digest_of, named_digest, study_review
 from pyro_fed.deployment.signing_keys import fingerprint_of, load_signing_key, public_text, write_signing_key
 from pyro_fed.errors import CheckpointError, ProtocolError, SettingError
 from pyro_fed.recipes.library import find_model, find_recipe
@@ -99,6 +96,7 @@ class Study:
             )
         lock = Lock(folder)
         try:
+            study.check_files()
             yield study
         finally:
             lock.release()
@@ -132,6 +130,16 @@ class Study:
     def start(self) -> Path | None:
         """The result of an earlier study from which this one begins; None if it begins afresh."""
         return self._own_file("start")
+
+    def check_files(self) -> None:
+        """Require the files with which the study was begun; else CheckpointError."""
+        for name, digest in self.content["files"].items():
+            path = self.folder / name
+            if not path.exists() or digest_of(path.read_bytes()) != digest:
+                raise CheckpointError(
+                    f"{path} is not the file with which the study was begun, whose SHA-256 is {digest}: put that file "
+                    "back, or begin a new study"
+                )
 
     def _own_file(self, what: str) -> Path | None:
         name = self.content.get(what)
@@ -183,19 +191,17 @@ class Study:
             rows = letters[0].get("description", {}).get("num_rows") if letters else None
             return {"key": fingerprint_of(key), "rows": rows, "answers": len(letters), **own}
 
-        mailed = {"requests": files(OUTBOX), "answers": files(ANSWERS)}
-        return {
+        mailed: dict[str, Any] = {"requests": files(OUTBOX), "answers": files(ANSWERS)}
+        return study_review(
+            self.result,
+            sites={site: site_entry(site) for site in self.sites},
             **{name: self.content[name] for name in ("name", "id", "options", "model", "recipe", "needs")},
-            "python": f"{sys.version.split()[0]} on {platform.platform()}",
-            "versions": {one.name: one.version for one in sorted(distributions(), key=lambda one: one.name.lower())},
-            "coordinator": self.fingerprint,
-            "sites": {site: site_entry(site) for site in self.sites},
-            "questions": self.questions,
-            "start": None if self.start is None else digest_of(self.start.read_bytes()),
-            "result": digest_of(self.result.read_bytes()),
-            "bytes": {name: sum(one["bytes"] for one in each.values()) for name, each in mailed.items()},
+            coordinator=self.fingerprint,
+            questions=self.questions,
+            start=None if self.start is None else self.content["files"][self.start.name],
+            bytes={name: sum(one["bytes"] for one in each.values()) for name, each in mailed.items()},
             **mailed,
-        }
+        )
 
     # -- requests -------------------------------------------------------------------------------------------
     def first_letters(self) -> dict[str, Letter]:
@@ -370,13 +376,15 @@ def make_study(
         "options": dict(options),
         "versions": versions(),
         "needs": needs,
-        "model": f"{find_model(model).name} {digest_of(find_model(model).read_bytes())}",
-        "recipe": f"{find_recipe(recipe).name} {digest_of(find_recipe(recipe).read_bytes())}",
+        "model": named_digest(find_model(model)),
+        "recipe": named_digest(find_recipe(recipe)),
     }
     for what, path in files.items():
         if path is not None:
             content[what] = f"{what}{path.suffix}"
             (making / content[what]).write_bytes(path.read_bytes())
+    own = (MODEL, RECIPE, *(content[what] for what, path in files.items() if path is not None))
+    content["files"] = {own_file: digest_of((making / own_file).read_bytes()) for own_file in own}
     key = write_signing_key(making / KEY)
     (making / PUBLIC).write_text(public_text(key) + "\n", encoding="utf-8")
     write_json(making / STUDY, content)

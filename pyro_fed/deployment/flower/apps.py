@@ -127,6 +127,7 @@ num-draws = "none"
 audit = true
 loo = "none"            # true, or the observed site where there are several: leave-one-out, WAIC, by clients' sums
 influence = false       # how far each client moves each parameter
+leave-one-client-out = false    # how well the others predict each client
 estimands = ""          # names in ESTIMANDS of the model's file, such as "risk, survival"
 compile = "trace"       # "off", "trace" or "inductor"
 out = "posterior.nc"    # on the server

@@ -21,6 +21,7 @@ from pyro_fed.conventions.names import closest
 from pyro_fed.conventions.output import check_writable
 from pyro_fed.deployment.flower.secure import SecAgg
 from pyro_fed.deployment.remote.clients import algorithm_and_options
+from pyro_fed.deployment.remote.questions import INFLUENCE, LEFT_OUT, LOO
 from pyro_fed.errors import SettingError
 from pyro_fed.recipes.recipe import Recipe
 from pyro_fed.recipes.values import (
@@ -53,6 +54,7 @@ PLAIN: Mapping[str, Any] = {
     "start": str,
     "audit": bool,
     "influence": bool,
+    "leave-one-client-out": bool,
     "estimands": str,
     "out": str,
 }
@@ -64,10 +66,7 @@ OBJECTS: Mapping[str, tuple[str, ...]] = {
 }
 #: The key of secure aggregation, which is no argument of `run`: true, or a table of `SecAgg`'s settings.
 SECURE = "secure-aggregation"
-#: The key of leave-one-out after the run, which is no argument of `run`: true, or the observed site if there are
-#: several.
-LOO = "loo"
-#: The types of all keys, and in words where these say more.
+#: The types of all keys, and in words where these say more. That of LOO may be the observed site if there are several.
 TYPES: Mapping[str, Any] = {**PLAIN, **dict.fromkeys(OBJECTS, str | dict), SECURE: bool | dict, LOO: bool | str}
 IN_WORDS: Mapping[str, str] = {
     **dict.fromkeys(OBJECTS, "a name or a table"),
@@ -96,7 +95,7 @@ class Configuration:
     specs: dict[str, str | dict[str, Any]] = field(default_factory=dict)  # schedule, graph and combination by name
     secure: SecAgg | None = None  # settings of secure aggregation
     loo: str | None = None  # the observed site of leave-one-out, "" for the only one; None for no leave-one-out
-    influence: bool = False
+    about_clients: tuple[str, ...] = ()  # questions after the run, by name
     estimands: tuple[str, ...] = ()
 
     def run_options(self, chosen: Recipe, num_clients: int) -> tuple[Any, dict[str, Any]]:
@@ -138,14 +137,15 @@ def read_configuration(
         raise SettingError(f"{WHERE}: num-clients must be at least 1, received {given['num-clients']}")
     out = str(check_writable(given.pop("out", Configuration.out), "out"))
     specs = {key: given.pop(key) for key in OBJECTS if key in given}
-    secure, left_out = given.pop(SECURE, secure), given.pop(LOO, None)
-    num_clients, influence = given.pop("num-clients"), given.pop("influence", False)
+    secure, loo = given.pop(SECURE, secure), given.pop(LOO, None)
+    num_clients = given.pop("num-clients")
+    about_clients = tuple(name for name in (INFLUENCE, LEFT_OUT) if given.pop(name.replace("_", "-"), False))
     estimands = tuple(name.strip() for name in given.pop("estimands", "").split(",") if name.strip())
     if "rounds" in given:
         given["num-rounds"] = given.pop("rounds")
     own = {key: value for key, value in (options or {}).items() if key not in specs}
     merged = own | {key.replace("-", "_"): value for key, value in given.items()}
-    return Configuration(num_clients, timeout, wait, out, merged, specs, secure, left_out, influence, estimands)
+    return Configuration(num_clients, timeout, wait, out, merged, specs, secure, loo, about_clients, estimands)
 
 
 def _module_of(key: str, spec: str | dict[str, Any]) -> str:

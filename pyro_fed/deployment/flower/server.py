@@ -18,10 +18,12 @@ from pyro_fed.deployment.flower.executor import Flower
 from pyro_fed.deployment.flower.joining import Roll, wait_for_clients
 from pyro_fed.deployment.flower.secure import SecAgg, check_secure
 from pyro_fed.deployment.remote.clients import run_at_clients
-from pyro_fed.deployment.remote.questions import check_questions, with_estimand, with_influence, with_loo
+from pyro_fed.deployment.remote.questions import LOO, check_questions, with_answer, with_loo
 from pyro_fed.deployment.remote.remote_federation import RemoteFederation
+from pyro_fed.deployment.review import named_digest, site_entries, study_review, write_review
 from pyro_fed.errors import SettingError, StoppedError
 from pyro_fed.policy import Setup, chain_of, resolve_for_run, stages_of
+from pyro_fed.recipes import library
 from pyro_fed.recipes import recipe as recipes
 from pyro_fed.recipes.library import labels_in, load_model
 from pyro_fed.results.inference_data import check_savable
@@ -47,8 +49,8 @@ def server_app(
     The run's configuration (see `pyro_fed.deployment.flower.configuration`) must have `num-clients`, the number of
     clients to wait for. It may also have `rounds`, `num-draws`, `seed`, `timeout` and `wait` in seconds, `compile`,
     `min-clients`, `schedule`, `graph`, `combination`, `secure-aggregation`, `checkpoint`, `resume`, `start`, `audit`,
-    `loo`, `influence`, `estimands`, and `out`, the file for the result. These replace the app's and the recipe's
-    values.
+    `loo`, `influence`, `leave-one-client-out`, `estimands`, and `out`, the file for the result. These replace the app's
+    and the recipe's values.
 
     Args:
         model: the model's file, or its name in the library.
@@ -80,6 +82,7 @@ def server_app(
                 LOG.error("The run was stopped; its result so far is in %s", kept)
             raise
         write_result(result, out)
+        _write_review(result, out, model, recipe, settings)
         LOG.info("Written to %s; read it by arviz.from_netcdf(%r)", out, str(out))
 
     return app
@@ -120,19 +123,33 @@ def serve(grid: Grid, model: str | Path, recipe: str | Path, settings: Configura
     before = set(result.attrs)
     if settings.loo is not None:
         result = with_loo(result, federation, Flower(grid, roll, settings.timeout), settings.loo)
-    if settings.influence:
-        result = with_influence(result, federation, Flower(grid, roll, settings.timeout))
-    for name in settings.estimands:
-        result = with_estimand(result, federation, Flower(grid, roll, settings.timeout), module, name)
+    for name in (*settings.about_clients, *settings.estimands):
+        result = with_answer(result, federation, Flower(grid, roll, settings.timeout), module, name)
     for name in sorted(set(result.attrs) - before):
         LOG.error("%s: %s", name.replace("_", " "), result.attrs[name])
     return result
 
 
+def _write_review(result: Any, out: Path, model: str | Path, recipe: str | Path, settings: Configuration) -> None:
+    """Write what a reviewer asks beside the result; each site's own ledger has its rules and what left in detail."""
+    options = {**settings.options, **settings.specs, "seed": int(result.attrs["seed"])}
+    questions = [*([] if settings.loo is None else [LOO]), *settings.about_clients, *settings.estimands]
+    review = study_review(
+        out,
+        model=named_digest(library.find_model(model)),
+        recipe=named_digest(library.find_recipe(recipe)),
+        options=options,
+        sites=site_entries(result),
+        questions=questions,
+        secure_aggregation=None if settings.secure is None else str(settings.secure),
+    )
+    LOG.info("For a reviewer: %s", write_review(review, out))
+
+
 def _check_sums_of_single_clients(settings: Configuration, combination: Any) -> None:
     """Refuse questions to which clients answer with their own sums, where secure aggregation or privacy hides these."""
-    asked = {"loo": settings.loo is not None, "influence": settings.influence, "estimands": bool(settings.estimands)}
-    names = [name for name, wanted in asked.items() if wanted]
+    names = [*([] if settings.loo is None else [LOO]), *settings.about_clients]
+    names += ["estimands"] if settings.estimands else []
     if names and (settings.secure is not None or isinstance(combination, Private)):
         hidden = (
             "secure aggregation hides"

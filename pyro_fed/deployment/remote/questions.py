@@ -8,15 +8,15 @@ which each client has its own copy.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import xarray as xr
-from torch import Tensor
 
 from pyro_fed.analysis.criticism.influence import checked_draws, influence, influence_by_weights
-from pyro_fed.analysis.criticism.leave_out import leave_out_by_log_likelihoods
-from pyro_fed.analysis.criticism.loo import Pointwise, chosen_site, loo_and_waic, observed_plates
+from pyro_fed.analysis.criticism.leave_out import asked_log_likelihoods, leave_out_by_log_likelihoods
+from pyro_fed.analysis.criticism.loo import chosen_site, loo_and_waic, observed_plates
 from pyro_fed.analysis.judging.calibration import OF_DEPLOYMENT
 from pyro_fed.analysis.predicting.estimand import estimand_by_rounds
 from pyro_fed.analysis.predicting.row_sums import ESTIMANDS, named_questions
@@ -26,8 +26,8 @@ from pyro_fed.errors import PyroFedError, SettingError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.arviz_versions import group_of, with_group
 from pyro_fed.ops.entries import evenly
-from pyro_fed.runtime.executors import Executor, Work
-from pyro_fed.runtime.executors.base import LOG_LIK, MAX_ASKED_DRAWS
+from pyro_fed.runtime.executors import Executor
+from pyro_fed.runtime.executors.base import MAX_ASKED_DRAWS
 
 #: Names of the groups in the result; that of an estimand is `estimand_NAME`.
 LOO, INFLUENCE, ESTIMAND, LEFT_OUT = "loo", "influence", OF_DEPLOYMENT, "leave_one_client_out"
@@ -102,10 +102,9 @@ def with_left_out(result: Any, federation: ClaimedFederation, executor: Executor
     """The result with the group `leave_one_client_out`: how well the others predict each client."""
 
     def left_out() -> xr.Dataset:
-        def ask(points: Tensor) -> Tensor:
-            return _log_likelihoods(points, federation, executor)
-
-        return xr.Dataset.from_dataframe(leave_out_by_log_likelihoods(result, federation, MAX_ASKED_DRAWS, ask))
+        with torch.no_grad():
+            ask = partial(asked_log_likelihoods, federation, executor, False)
+            return xr.Dataset.from_dataframe(leave_out_by_log_likelihoods(result, federation, MAX_ASKED_DRAWS, ask))
 
     return _with_answer(result, LEFT_OUT, left_out)
 
@@ -132,16 +131,6 @@ def _influence_by_rounds(result: Any, federation: ClaimedFederation, executor: E
     draws = checked_draws(result, federation)
     draws = draws[evenly(len(draws), MAX_ASKED_DRAWS)]
     labels = [federation.problem.name_of(number) for number in range(federation.problem.dim)]
-    return influence_by_weights(draws, _log_likelihoods(draws, federation, executor), federation.client_names, labels)
-
-
-def _log_likelihoods(points: Tensor, federation: ClaimedFederation, executor: Executor) -> Tensor:
-    """All clients' log-likelihoods (S, K) at unconstrained points (S, D), by one question."""
-    clients = list(range(federation.num_clients))
     with torch.no_grad():
-        executor.start(Pointwise(), federation.problem, federation.client_data(), {})
-        try:
-            received = {"draws": points.expand(len(clients), *points.shape)}
-            return executor.ask(LOG_LIK, Work(0, 0, clients, received))[LOG_LIK].double().T
-        finally:
-            executor.close()
+        log_lik = asked_log_likelihoods(federation, executor, False, draws)
+    return influence_by_weights(draws, log_lik, federation.client_names, labels)

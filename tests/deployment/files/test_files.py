@@ -90,6 +90,11 @@ def test_a_study_begins_at_the_result_of_an_earlier_one(tmp_path):
     first = Case(folders[0], VI, interim, NESTED)
     first.finish()
     case = Case(folders[1], VI, final, NESTED, start=first.study / "result.nc")
+    begin, interim_result = case.study / "start.nc", (first.study / "result.nc").read_bytes()
+    begin.write_bytes(interim_result + b"\0")
+    with pytest.raises(CheckpointError, match=r"start\.nc is not the file with which the study was begun"):
+        case.combine()
+    begin.write_bytes(interim_result)
     found, _ = case.finish()
     module = load_model(case.study / "model.py", with_data=False)
     fed = pf.Federation.from_clients(
@@ -398,9 +403,16 @@ def test_a_command_that_is_killed_at_any_write_is_given_again(tmp_path, monkeypa
 def test_a_study_whose_files_were_changed_says_so(case):
     found = case.begun()
     case.combine(*map(case.answer, found.requests))
-    path = case.study / "recipe.toml"
+    for name in ("recipe.toml", "model.py"):
+        path = case.study / name
+        kept = path.read_text()
+        path.write_text(f"{kept}\n# changed\n")
+        with pytest.raises(CheckpointError, match=rf"{name} is not the file with which the study was begun"):
+            case.combine()
+        path.write_text(kept)
+    path = case.study / "study.json"
     kept = path.read_text()
-    path.write_text(kept + "\nseed = 1\n" if False else kept.replace('start = "prior"', 'start = "laplace"'))
+    path.write_text(kept.replace('"seed": 0', '"seed": 1'))
     with pytest.raises(CheckpointError, match="asks north, south, west another question in exchange 1"):
         case.combine()
     path.write_text(kept)

@@ -94,6 +94,15 @@ def test_influence_is_that_of_the_simulation(over_grid, here):
     assert np.isnan(asked["influence"].values[~by_draws]).all()
 
 
+def test_how_the_others_predict_a_client_is_that_of_the_simulation_to_the_bit(over_grid, here):
+    """At the same 4,000 points, or as many as divide by the mixture's parts; no row's own number leaves."""
+    found = over_grid(**{"leave-one-client-out": True})["leave_one_client_out"].to_dataframe()
+    expected = pf.leave_one_client_out(here, unequal_lines(), num_draws=4000, refit=False)
+    assert found.index.tolist() == expected.index.tolist() and "elpd_rows" not in found
+    for name in ("rows", "elpd", "se", "pareto_k", "by"):
+        assert found[name].tolist() == expected[name].tolist()
+
+
 def test_a_result_is_written_and_read_with_it(over_grid, tmp_path):
     over_grid(loo=True).to_netcdf(str(tmp_path / "result.nc"))
     again = az.from_netcdf(str(tmp_path / "result.nc"))
@@ -166,6 +175,10 @@ def test_a_client_that_does_not_answer_costs_the_numbers_and_not_the_run(flower,
             {"loo": "none", "influence": True, "name": "FedLaplace", "secure-aggregation": True},
             "influence shows the server",
         ),
+        (
+            {"loo": "none", "leave-one-client-out": True, "name": "FedLaplace", "secure-aggregation": True},
+            "leave_one_client_out shows the server",
+        ),
         ({"loo": 3}, "expects true, false or the name"),
         ({"loo": "nothing"}, "no observed site 'nothing'"),
     ],
@@ -215,3 +228,29 @@ def test_a_client_that_answers_no_questions_takes_part_in_the_recipe_alone(flowe
             assert "client_app(questions=False)" in found.attrs["no_influence"]
         else:
             assert found.attrs["audited"] == 0 and "client_app(questions=False)" in found.attrs["warnings"]
+
+
+def test_a_reviewer_finds_versions_hashes_and_what_left_beside_the_result(flower, tmp_path):
+    """By the function that writes the review of a study by files."""
+    import hashlib
+    import json
+    from importlib.metadata import version
+    from types import SimpleNamespace
+
+    from pyro_fed.deployment.flower.server import server_app
+
+    model, recipes = flower.write_case(tmp_path, {"FedLaplace": ""})
+    out = tmp_path / "posterior.nc"
+    config = {"num-clients": 3, "compile": "off", "audit": False, "seed": 5, "influence": True, "out": str(out)}
+    server_app(model, recipes["FedLaplace"])(flower.grid(model, recipes), SimpleNamespace(run_config=config))
+    found = json.loads((tmp_path / "posterior.review.json").read_text())
+    assert found["versions"]["numpy"] == version("numpy") and found["options"]["seed"] == 5
+    assert found["questions"] == ["influence"]
+    assert found["model"] == f"{model.name} {hashlib.sha256(model.read_bytes()).hexdigest()}"
+    assert found["recipe"].endswith(hashlib.sha256(recipes["FedLaplace"].read_bytes()).hexdigest())
+    assert found["result"] == hashlib.sha256(out.read_bytes()).hexdigest()
+    sent = az.from_netcdf(str(out))["federation"]["bytes_up"].sum("round").astype(int)
+    assert {name: one["bytes_left"] for name, one in found["sites"].items()} == dict(
+        zip(sent["client"].values.tolist(), sent.values.tolist(), strict=True)
+    )
+    assert len(found["sites"]) == 3 and min(sent.values) > 0

@@ -124,3 +124,16 @@ def test_a_step_from_a_wide_prior_that_loses_is_taken_back(model):
         error = np.abs((one.mean() - exact.mean()) / exact.std()).to_array()
         ratio = np.abs(np.log(one.std() / exact.std())).to_array()
         assert float(error.max()) < 0.01 and float(ratio.max()) < 0.01
+
+
+@pytest.mark.parametrize("algorithm", [pf.infer.PVI(start="prior"), pf.infer.StreamingVB()])
+@pytest.mark.filterwarnings("ignore:not converged|clients .* had one turn")
+def test_clients_that_can_take_no_step_have_not_converged(algorithm, monkeypatch):
+    """As under a prior whose points are so far from the data that no part of a step leaves q proper."""
+    monkeypatch.setattr(newton, "backtracked_step", lambda q, step: (torch.zeros(len(q.eta)).to(q.eta), q))
+    with pytest.warns(UserWarning, match=r"1 of 1\) were not used"):
+        idata = pf.run(algorithm, federation(), **QUIET)
+    rounds = idata["federation"]
+    assert not np.nanmax(rounds["usable"].values)
+    assert rounds.sizes["round"] == algorithm.default_rounds(6)  # none in which nothing moves ends the run
+    assert idata.posterior["w"].values.std() == pytest.approx(1.0, rel=0.05)  # the prior

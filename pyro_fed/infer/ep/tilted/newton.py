@@ -161,19 +161,21 @@ class Newton(TiltedInference):
             received = received._replace(q=_at_modes(problem, numerics, received, data, noise))
         moments = numerics.expected(problem, received.q, data)
         site, value = site_of(moments, received.q.mean()), moments.value
+        usable = is_finite(site)
         if self.steps > 1:
-            q_hat, value = self._free_energy_ascent(problem, numerics, received, data, moments)
+            q_hat, value, stepped = self._free_energy_ascent(problem, numerics, received, data, moments)
             site = q_hat.quotient(received.cavity)
-        finite = is_finite(site)
-        return Tilted(site, finite, {"expected_log_lik": torch.where(finite, value, torch.nan)})
+            usable = is_finite(site) & stepped
+        return Tilted(site, usable, {"expected_log_lik": torch.where(usable, value, torch.nan)})
 
     def _free_energy_ascent(
         self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, moments: Moments
-    ) -> tuple[Gaussian, Tensor]:
-        """q̂ after all steps, and the last expected log-likelihood, (C,)."""
+    ) -> tuple[Gaussian, Tensor, Tensor]:
+        """q̂ after all steps, the last expected log-likelihood, (C,), and whether a step was possible, (C,)."""
         q_hat = start = onward = received.q
         value = moments.value
         moving, length = torch.ones_like(value, dtype=torch.bool), torch.zeros_like(value)
+        stepped = ~moving
         top, radius, rest = torch.full_like(value, -torch.inf), torch.full_like(value, torch.inf), length + REST
         for number in range(self.steps):
             if number:
@@ -186,6 +188,7 @@ class Newton(TiltedInference):
             step = site_of(moments, q_hat.mean()).product(received.cavity).quotient(q_hat)
             start, onward = _where_keeping_factors(fell, start, q_hat), _where_keeping_factors(fell, onward, step)
             taken, moved = _steps_within_radius(start, onward, radius)
+            stepped = stepped | (taken > 0)
             q_hat = _where_keeping_factors(moving & (taken > 0), moved, start)
             length = largest_move(moments_of(start), moments_of(q_hat))
             rest = torch.where(
@@ -198,7 +201,7 @@ class Newton(TiltedInference):
         if bool(far.any()):  # the bound after a last step is unknown; shortening a long one is safe
             gain = _gain(q_hat, received.cavity, numerics.expected(problem, q_hat, data))
             q_hat = _where_keeping_factors(far & ascent.has_fallen(gain, top, StepControl.fall), start, q_hat)
-        return q_hat, value
+        return q_hat, value, stepped
 
 
 def _at_modes(problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Gaussian:

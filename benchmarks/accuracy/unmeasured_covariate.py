@@ -1,0 +1,129 @@
+"""Coverage of credible intervals where one of four hospitals never measured a covariate.
+
+True parameters are drawn from the prior, data from the model, and the 90 % interval of each parameter is looked at. The
+doses of hospital 0 are all missing, and a fifth of the others'; the model imputes them inside the plate. Rows come to
+hospitals in the order of their severity, so that the one without doses has other patients than the others.
+
+Records are kept in a file, one for each replicate; what is there is not run again.
+
+    python -m benchmarks.accuracy.unmeasured_covariate [--replicates 100] [--algorithm FedEP] [--minutes 10]
+    python -m benchmarks.accuracy.unmeasured_covariate --print
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro import poutine
+from torch import Tensor
+
+import pyro_fed as pf
+from benchmarks.helpers.records import Record, Records, add_options, matches, run_missing
+from benchmarks.helpers.tables import heading, row
+
+HOSPITALS, PATIENTS = 4, 50
+#: Share of doses that the hospitals miss which measure them.
+MISSING_SHARE = 0.2
+#: Of the credible intervals.
+WIDTH = 0.9
+PARAMETERS = ("level", "severe", "effect", "mean", "slope", "sd")
+
+
+def model(severity: Tensor, dose: Tensor, y: Tensor) -> None:
+    """A logistic regression on severity and dose, which is imputed where it is missing."""
+    level, severe = pyro.sample("level", dist.Normal(0.0, 1.0)), pyro.sample("severe", dist.Normal(0.0, 1.0))
+    effect, mean = pyro.sample("effect", dist.Normal(0.0, 1.0)), pyro.sample("mean", dist.Normal(0.0, 1.0))
+    slope, sd = pyro.sample("slope", dist.Normal(0.0, 1.0)), pyro.sample("sd", dist.LogNormal(0.0, 0.3))
+    known: Any = ~torch.isnan(dose)
+    with pyro.plate("patient", len(y)):
+        drawn = pyro.sample("drawn", dist.Normal(mean + slope * severity, sd))
+        with poutine.mask(mask=known):
+            pyro.sample("dose", dist.Normal(mean + slope * severity, sd), obs=dose.nan_to_num(0.0))
+        logits = level + severe * severity + effect * torch.where(known, dose.nan_to_num(0.0), drawn)
+        pyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
+
+
+def simulated(seed: int) -> tuple[dict[str, float], dict[str, tuple[np.ndarray, ...]]]:
+    """True parameters from the prior, and the hospitals' rows."""
+    rng, n = np.random.default_rng(seed), HOSPITALS * PATIENTS
+    truth = {name: float(rng.normal()) for name in PARAMETERS} | {"sd": float(np.exp(0.3 * rng.normal()))}
+    severity = np.sort(rng.normal(size=n))
+    dose = truth["mean"] + truth["slope"] * severity + truth["sd"] * rng.normal(size=n)
+    logits = truth["level"] + truth["severe"] * severity + truth["effect"] * dose
+    y = (rng.random(n) < 1 / (1 + np.exp(-logits))).astype(float)
+    missing = (rng.random(n) < MISSING_SHARE) | (np.arange(n) < PATIENTS)
+    rows = (severity, np.where(missing, np.nan, dose), y)
+    parts = np.split(np.arange(n), HOSPITALS)
+    return truth, {f"hospital-{k}": tuple(leaf[at] for leaf in rows) for k, at in enumerate(parts)}
+
+
+def replicate(algorithm: str, case: str) -> dict[str, Any]:
+    """Whether each parameter's interval has the truth, by a replicate's number."""
+    truth, rows = simulated(int(case))
+    fed = pf.Federation.from_clients(model, rows, plate="patient")
+    quiet: dict[str, Any] = {
+        "compile": "off",
+        "progress": False,
+        "audit": False,
+        "log_likelihood": False,
+        "collect_local": False,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of single replicates; the coverage judges them
+        found = pf.run(getattr(pf.infer, algorithm)(), fed, seed=int(case), executor="sequential", **quiet)
+    ends = {name: np.quantile(found["posterior"][name], [(1 - WIDTH) / 2, (1 + WIDTH) / 2]) for name in PARAMETERS}
+    return {"covered": {name: int(low <= truth[name] <= high) for name, (low, high) in ends.items()}}
+
+
+def table(records: Iterable[Record]) -> str:
+    """Coverage in percent of each parameter and of all, with the binomial standard error at the nominal value.
+
+    The intervals of one replicate are no independent trials, so that the error of all is by replicates.
+    """
+    covered = np.array([[one["covered"][name] for name in PARAMETERS] for one in records if "covered" in one])
+    if not len(covered):
+        return "no records yet"
+    error = 100 * (WIDTH * (1 - WIDTH) / len(covered)) ** 0.5
+    lines = [heading("parameter", f"coverage of {100 * WIDTH:g} %", "error")]
+    lines += [
+        row(name, f"{100 * share:.1f} %", f"{error:.1f} %")
+        for name, share in zip(PARAMETERS, covered.mean(0), strict=True)
+    ]
+    together = 100 * covered.mean(1).std() / len(covered) ** 0.5
+    lines.append(row(f"all, of {len(covered)} replicates", f"{100 * covered.mean():.1f} %", f"{together:.1f} %"))
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run what is missing, and print the table."""
+    parser = argparse.ArgumentParser(description="Coverage where one hospital never measured a covariate.")
+    add_options(parser, "out/unmeasured_covariate.jsonl", "replicates' numbers")
+    parser.add_argument("--replicates", type=int, default=100)
+    parser.add_argument("--algorithm", default="FedEP")
+    chosen = parser.parse_args()
+    records = Records(chosen.out.with_stem(f"{chosen.out.stem}_{chosen.algorithm}"))
+    if not chosen.print:
+        cases = [f"{number:04d}" for number in range(chosen.replicates) if matches(f"{number:04d}", chosen.cases)]
+        runs = run_missing(
+            records,
+            cases,
+            partial(replicate, chosen.algorithm),
+            jobs=chosen.jobs,
+            again=chosen.again,
+            minutes=chosen.minutes,
+        )
+        for record in runs:
+            print(record["case"], record["covered"], f"{record['seconds']} s", flush=True)
+    print(table(records.values()))
+
+
+if __name__ == "__main__":
+    main()
