@@ -762,11 +762,15 @@ def around_the_point(found: str, lost: float) -> str:
 # -- The model's densities ------------------------------------------------------------------------------------
 
 
+#: The cure if single precision is too coarse.
+DOUBLE_PRECISION = "Compute in float64, by Federation(..., dtype=torch.float64)"
+
+
 @doubt(Topic.DENSITY)
 def float32_is_not_enough(
     off: str,
     cures: Cures = (
-        "Compute in float64, by Federation(..., dtype=torch.float64)",
+        DOUBLE_PRECISION,
         "Centring and scaling the columns may be enough",
     ),
 ) -> str:
@@ -800,6 +804,16 @@ def integrals_are_inaccurate(sites: Sequence[str], plate: str, error: float, fin
     return (
         f"{said}, and by {left:.2g} with quadrature={finer}: their density given the rest has tails, jumps or modes "
         f"that no such rule covers. {INTEGRATE_BY_HAND}"
+    )
+
+
+@doubt(Topic.DENSITY)
+def integrals_lose_rounded_mass(sites: Sequence[str], plate: str, error: float, single: bool) -> str:
+    """Values of rows' latents round to a bound of their support where they still have mass; `single`: in float32."""
+    return (
+        f"values of {list(sites)}, inside plate '{plate}', round to a bound of their support where they still have "
+        f"mass, so that the log-likelihood is off by {error:.2g} (SD over posterior draws). "
+        + (DOUBLE_PRECISION if single else INTEGRATE_BY_HAND)
     )
 
 

@@ -1,4 +1,4 @@
-"""Checks of the integrals over rows' own latents: against a finer rule, and for modes that the rule misses."""
+"""Checks of the integrals over rows' own latents: against a finer rule, for modes that it misses, and for rounding."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ from pyro_fed.policy.results import finer_rule, integrates_latents, rule_argumen
 CHECK_DRAWS = 16
 #: Number of rows whose latents are searched for further modes.
 MODES_ROWS = 128
+#: Places beside the end of a type's numbers: two before it, where what is left is known to e^-4, 2 %; and two beyond.
+BESIDE_END = -8.0, -4.0, 1.0, 2.0
 #: Largest number of finer rules that are tried to find one to recommend.
 MAX_FINER_RULES = 2
 
@@ -42,7 +44,7 @@ def integral_findings(problem: Problem, theta: Tensor) -> list[Finding]:
     """Doubts about the integrals over the rows' latents, at draws of θ (S, D)."""
     if not integrates_latents(problem.traits):
         return []
-    if missed := _missed_modes(problem, theta):
+    if missed := _missed_modes(problem, theta) or _rounded_mass(problem, theta):
         return missed
     error = integration_error(problem, theta)
     if error <= NEGLIGIBLE:
@@ -92,6 +94,63 @@ def _missed_modes(problem: Problem, theta: Tensor) -> list[Finding]:
             starts="" if lost else str(rounded),
         )
     ]
+
+
+def _rounded_mass(problem: Problem, theta: Tensor) -> list[Finding]:
+    """Single latents of rows with mass where their values round to a bound, such as 1 - 1e-17, at draws θ (S, D)."""
+    rows, some = problem.all_rows, theta[evenly(len(theta), CHECK_DRAWS)]
+    if problem.local_dim > 1:
+        return []
+    ends = [end for end in _ends_of_numbers(problem.dtype) if _is_rounded(problem, some[0], rows, end)]
+    if not ends:
+        return []
+    lost = partial(_log_lik_lost_beyond, problem, rows, ends)
+    pieces = in_chunks(some, (problem.num_nodes + len(BESIDE_END) * len(ends)) * problem.widest)
+    error = float(torch.cat([problem.vmap(lost)(piece) for piece in pieces]).std(correction=0).nan_to_num(nan=math.inf))
+    if error <= NEGLIGIBLE:
+        return []
+    single = problem.dtype == torch.float32
+    found = sentences.integrals_lose_rounded_mass(sorted(problem.layout.local), problem.plate, error, single)
+    return [found]
+
+
+def _ends_of_numbers(dtype: torch.dtype) -> list[float]:
+    """Where the logit of a probability, or the logarithm of a positive number, may leave a type's numbers."""
+    ends = [math.log(size) for size in (torch.finfo(dtype).eps, torch.finfo(dtype).tiny)]
+    return [*ends, *(-end for end in ends)]
+
+
+def _local_values(problem: Problem, theta: Tensor, rows: tuple[Tensor, ...], at: float) -> Tensor:
+    """The values of the rows' single latents where these are `at`, unconstrained, at θ (D,)."""
+    trace = problem.execute_at(theta, rows, theta.new_full((len(rows[0]), 1), at)).trace
+    value: Tensor = trace.nodes[next(iter(problem.layout.local))]["value"]
+    return value
+
+
+def _is_rounded(problem: Problem, theta: Tensor, rows: tuple[Tensor, ...], end: float) -> bool:
+    """Whether all values one and two units beyond an end are the same finite numbers."""
+    outward = math.copysign(1.0, end)
+    near, far = (_local_values(problem, theta, rows, end + units * outward) for units in (1, 2))
+    return bool(near.isfinite().all()) and torch.equal(near, far)
+
+
+def _log_lik_lost_beyond(problem: Problem, rows: tuple[Tensor, ...], ends: list[float], theta: Tensor) -> Tensor:
+    """The pooled log-likelihood that is lost beyond some ends at θ (D,).
+
+    Some way before an end e, where rounding does not matter yet, the log density falls by s a unit, and beyond the end
+    by t, so that the mass exp(f(e)) (1 / s - 1 / t) is lost. It is infinite where the density does not fall, unless
+    that is negligible.
+    """
+    log_marginal = problem.log_parts(theta, rows)[1]
+    lost = torch.zeros_like(log_marginal)
+    for end in ends:
+        places = (theta.new_full((len(log_marginal), 1), end + math.copysign(1.0, end) * units) for units in BESIDE_END)
+        far, near, beyond, farther = (problem.conditional_parts(theta, rows, place)[1] for place in places)
+        slope, slope_beyond = (far - near) / (BESIDE_END[1] - BESIDE_END[0]), beyond - farther
+        share = (near + BESIDE_END[1] * slope - log_marginal).exp() * (1 / slope - 1 / slope_beyond)
+        negligible = near - log_marginal < math.log(torch.finfo(theta.dtype).eps)
+        lost = lost + torch.where(negligible, 0.0, torch.where(slope > 0, share, math.inf).clamp_min(0.0))
+    return lost.log1p().sum()
 
 
 def _log_lik_difference_sd(problem: Problem, theta: Tensor, rule: Quadrature, exact: Quadrature) -> float:

@@ -260,3 +260,35 @@ def test_draws_are_not_doubted_by_densities_that_are_known_to_be_off():
     assert "exact chain" not in idata.attrs["doubts"]
     assert any("not audited" in str(one.message) for one in said)
     assert not idata.attrs["audited"]
+
+
+@pytest.mark.parametrize(("dtype", "cure"), [(torch.float32, "float64"), (torch.float64, "by hand")])
+@pytest.mark.parametrize("hits", [2, 40])
+def test_mass_where_probabilities_round_to_one_is_missed_and_said(dtype, cure, hits):
+    """Rows of nothing but hits, under small shapes: what is lost is the difference from the closed form."""
+    y = torch.tensor([0.0, 2.0, 3.0] + [float(TRIALS)] * hits, dtype=dtype)
+    problem = pf.Federation(beta_binomial, (y,), plate="group", num_clients=2, dtype=dtype).problem
+    b = (0.11 if dtype == torch.float64 else 0.25) * torch.linspace(-0.4, 0.4, 16).exp()
+    theta = torch.stack([torch.full_like(b, 0.5), b], 1).log().to(dtype)
+    found = problem.vmap(problem.log_lik)(theta).double()
+    exact = torch.stack([beta_binomial_log_lik(one, y.double()).sum() for one in theta.double()])
+    off = float((exact - found).std(correction=0))
+    findings = integral_findings(problem, theta)
+    assert [one.code for one in findings] == ["integrals_lose_rounded_mass"] * (off > 0.1) and (off > 0.1) == (hits > 2)
+    for one in findings:
+        assert one.figures["error"] == pytest.approx(off, rel=0.2)
+        assert cure in one.text
+
+
+def test_real_latents_with_heavy_tails_are_not_rounded():
+    """A Cauchy effect has mass at any distance, and no value of it is rounded to a bound."""
+
+    def model(y):
+        scale = pyro.sample("scale", dist.LogNormal(hierarchies.number(0), 1.0))
+        with pyro.plate("group", len(y)):
+            effect = pyro.sample("effect", dist.Cauchy(hierarchies.number(0), scale))
+            pyro.sample("y", dist.Normal(effect, 1.0), obs=y)
+
+    problem = pf.Federation(model, (torch.linspace(-2, 40, 12).double(),), plate="group", num_clients=2).problem
+    codes = [one.code for one in integral_findings(problem, torch.linspace(-1, 1, 16).double().unsqueeze(-1))]
+    assert "integrals_lose_rounded_mass" not in codes
