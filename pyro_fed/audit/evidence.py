@@ -186,16 +186,18 @@ class Evidence:
 
     @cached_property
     def _decided_alone(self) -> Moments | None:
-        """The moments by these points, if they judge every number, and it is plainly right, or one is wrong.
+        """The moments by these points, if they judge every number, and one is wrong, or none is near the limits.
 
-        Moments of all draws do not show the SDs within groups of draws that are far apart; chains may.
+        Points that miss a part of a tail have too small an error of an SD: near the limits they do not tell. Moments of
+        all draws do not show the SDs within groups of draws that are far apart; chains may.
         """
         found = self._weighed(self._points_alone)
         if found is None or not bool((found.mean_error > 0).all()):
             return None
         if bool(wrong_moments(found).any()):
             return found
-        return found if moments_verdict(found) is False and not groups(self.flat.double()) else None
+        right = moments_verdict(found, NEAR_LIMIT_SHARE) is False and not groups(self.flat.double())
+        return found if right else None
 
     @cached_property
     def _points_of_few_chains(self) -> WeightedPoints | None:
@@ -291,7 +293,7 @@ class Evidence:
     def moments(self) -> Moments | None:
         """The best estimate of the posterior's means and SDs against the draws'; None without a target.
 
-        - If weighted points around the draws judge all numbers, and decide: their estimates, and no chain is run.
+        - If weighted points around the draws decide: their estimates, and no chain is run.
         - If chains cannot move and the draws form groups far apart: the chains' estimates, for each group by itself.
         - Without weighted points: the chains' estimates.
         - If weighted points find an error: their estimates, which have no memory of the draws.

@@ -71,3 +71,13 @@ def test_an_sd_that_is_wrong_within_groups_of_draws_is_found(sd, codes):
     draws = centres + sd * torch.randn(200, 2, generator=generator, dtype=torch.float64)
     found = wrong_draw_findings(evidence_of(far_modes, (torch.zeros(1, dtype=torch.float64),), draws))
     assert [one.code for one in found] == codes
+
+
+def test_chains_are_run_where_points_find_an_sd_near_the_limit(monkeypatch):
+    """An SD of 1 / 1.2: within the limit of 1.25 by eight standard errors of the points, and near it."""
+    calls, chains = [], evidences.moments_by_chains
+    monkeypatch.setattr(evidences, "moments_by_chains", lambda *args: calls.append(1) or chains(*args))
+    draws = exact_draws(1000)
+    moments = evidence_of(normal_mean, (ROWS,), draws.mean() + (draws - draws.mean()) / 1.2).moments
+    assert calls and moments_verdict(moments) is False
+    assert float(moments.log_sd[0].exp()) == pytest.approx(1.2, rel=0.03)
