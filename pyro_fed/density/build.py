@@ -99,7 +99,7 @@ def build(
         if problem.looped:
             raise _unmappable_error(problem)
         check_held(problem, initial_run.execution.trace)
-        problem = replace(problem, quadrature=problem.quadrature.fitted(problem))
+        problem = replace(problem, quadrature=problem.quadrature.fitted(problem.doubled()))
         one_step = replace(problem.quadrature, mode_steps=1)  # all Newton steps run the same operations
         problem = _with_fastest_mapping(problem, lambda one: run_trial(replace(one, quadrature=one_step)))
     _warn_of_constants(bound, layout)
@@ -203,7 +203,7 @@ def rebuild(problem: Problem, arguments: Arguments, quadrature: Quadrature | Non
         new_problem = replace(new_problem, compiler=Compiler(problem.compiler.level))
     if problem.local_dim:
         check_held(new_problem, initial_run.execution.trace)
-        new_quadrature = (quadrature or Quadrature()).fitted(new_problem)
+        new_quadrature = (quadrature or Quadrature()).fitted(new_problem.doubled())
         if new_quadrature != problem.quadrature:
             new_problem = replace(new_problem, quadrature=new_quadrature, compiler=Compiler(problem.compiler.level))
     return new_problem

@@ -182,7 +182,10 @@ class Quadrature(metaclass=Checked):
             )
 
     def fitted(self, problem: RowDensities) -> Quadrature:
-        """These settings with open ones, such as `order` and `mode_steps`, chosen for the model."""
+        """These settings with open ones, such as `order` and `mode_steps`, chosen for the model, given in float64.
+
+        Rounding of a group's sum over thousands of rows would look like an error of the nodes.
+        """
         theta = points_within_radius(PROBES, problem.dim).to(problem.bound.dtype)
         few = min(FEW_ROWS, max(FEW_DRAWS, ROWS_TOGETHER * problem.num_rows // problem.widest))
         at = evenly(problem.bound.num_rows, few).unique()
