@@ -34,7 +34,7 @@ def evenly(count: int, most: int) -> Tensor:
 def farthest(draws: Tensor, count: int) -> Tensor:
     """Indices (..., count) of the draws (..., S, D) that are farthest from their mean, in SDs of each number."""
     away = draws.double() - draws.double().mean(-2, keepdim=True)
-    sd = draws.double().std(-2, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+    sd = draws.double().std(-2, correction=0, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
     return (away / sd).square().sum(-1).topk(count).indices
 
 
