@@ -82,7 +82,7 @@ def watched(algorithm, reads):
             rules = module.startswith("pyro_fed.policy.") and module != "pyro_fed.policy.choice"
             rooms = ("pyro_fed.infer", "pyro_fed.guides", "pyro_fed.algorithm.contract", "pyro_fed.runtime.executors")
             own = module.startswith(rooms) or rules
-            passed_on = code.co_name in ("chosen_setting", "shared_settings")
+            passed_on = code.co_name == "chosen_setting" or code.co_qualname.startswith("shared_settings.")
             if (own or passed_on) and code.co_filename != "<string>" and not checks:
                 reads.add(name)
         return object.__getattribute__(self, name)
