@@ -140,14 +140,15 @@ class Record:
 
     @property
     def rounds_help(self) -> bool:
-        """Whether more rounds may help: not if changes cannot be applied, or if changes no longer decrease.
+        """Whether more rounds may help: not if changes cannot be applied, no longer decrease, or are none.
 
         After at least eight rounds, the smallest change of the second half is compared with that of the first half.
         """
         changes = [figures.get("change", math.nan) for figures in self.figures]
         half = len(changes) // 2
         first, last = ([one for one in part if math.isfinite(one)] for part in (changes[:half], changes[half:]))
-        return not self.blocked and (half < 4 or not first or not last or min(last) < min(first))
+        still = self.latest.get("change") == 0
+        return not self.blocked and not still and (half < 4 or not first or not last or min(last) < min(first))
 
     @property
     def doubts(self) -> list[str]:
