@@ -23,6 +23,11 @@ def integrates_latents(traits: Traits) -> bool:
     return traits.local_dim > 0
 
 
+def has_single_latents(traits: Traits) -> bool:
+    """Whether rows have one latent each, along which a density can be followed."""
+    return traits.local_dim == 1
+
+
 def collects_latents(traits: Traits, draws: int) -> bool:
     """Whether the rows' latents are drawn and collected for this number of draws."""
     return draws * traits.num_rows * traits.local_dim <= MAX_COLLECTED

@@ -20,7 +20,8 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.matrices import log_det_lower
-from pyro_fed.policy.results import finer_rule, integrates_latents, rule_arguments
+from pyro_fed.policy.audit import may_round
+from pyro_fed.policy.results import finer_rule, has_single_latents, integrates_latents, rule_arguments
 
 #: Number of draws of θ at which the integrals are checked; an error that is equal at all draws has no effect.
 CHECK_DRAWS = 16
@@ -99,7 +100,7 @@ def _missed_modes(problem: Problem, theta: Tensor) -> list[Finding]:
 def _rounded_mass(problem: Problem, theta: Tensor) -> list[Finding]:
     """Single latents of rows with mass where their values round to a bound, such as 1 - 1e-17, at draws θ (S, D)."""
     rows, some = problem.all_rows, theta[evenly(len(theta), CHECK_DRAWS)]
-    if problem.local_dim > 1:
+    if not has_single_latents(problem.traits):
         return []
     ends = [end for end in _ends_of_numbers(problem.dtype) if _is_rounded(problem, some[0], rows, end)]
     if not ends:
@@ -109,9 +110,8 @@ def _rounded_mass(problem: Problem, theta: Tensor) -> list[Finding]:
     error = float(torch.cat([problem.vmap(lost)(piece) for piece in pieces]).std(correction=0).nan_to_num(nan=math.inf))
     if error <= NEGLIGIBLE:
         return []
-    single = problem.dtype == torch.float32
-    found = sentences.integrals_lose_rounded_mass(sorted(problem.layout.local), problem.plate, error, single)
-    return [found]
+    sites, single = sorted(problem.layout.local), may_round(problem.traits)
+    return [sentences.integrals_lose_rounded_mass(sites=sites, plate=problem.plate, error=error, single=single)]
 
 
 def _ends_of_numbers(dtype: torch.dtype) -> list[float]:
