@@ -99,9 +99,9 @@ def _missed_modes(problem: Problem, theta: Tensor) -> list[Finding]:
 
 def _rounded_mass(problem: Problem, theta: Tensor) -> list[Finding]:
     """Single latents of rows with mass where their values round to a bound, such as 1 - 1e-17, at draws θ (S, D)."""
-    rows, some = problem.all_rows, theta[evenly(len(theta), CHECK_DRAWS)]
     if not has_single_latents(problem.traits):
         return []
+    rows, some = problem.all_rows, theta[evenly(len(theta), CHECK_DRAWS)]
     ends = [end for end in _ends_of_numbers(problem.dtype) if _is_rounded(problem, some[0], rows, end)]
     if not ends:
         return []

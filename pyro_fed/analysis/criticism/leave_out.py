@@ -161,18 +161,13 @@ def asked_log_likelihoods(federation: Federation, executor: Executor, one_by_one
     `one_by_one` computes them as each client would at its own place, with the same last bits.
     """
     everyone = list(range(federation.num_clients))
+    orders = [
+        Work(0, 0, clients, {"draws": points.expand(len(clients), *points.shape)})
+        for clients in ([[k] for k in everyone] if one_by_one else [everyone])
+    ]
     executor.start(Pointwise(), federation.problem, federation.client_data(), {})
     try:
-        return (
-            torch.cat(
-                [
-                    executor.ask(LOG_LIK, Work(0, 0, who, {"draws": points.expand(len(who), *points.shape)}))[LOG_LIK]
-                    for who in ([[k] for k in everyone] if one_by_one else [everyone])
-                ]
-            )
-            .double()
-            .T
-        )
+        return torch.cat([executor.ask(LOG_LIK, order)[LOG_LIK] for order in orders]).double().T
     finally:
         executor.close()
 
