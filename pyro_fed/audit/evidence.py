@@ -1,9 +1,10 @@
 """The evidence that the audit judges: a run's draws, and what is computed from them once and on demand.
 
-**Groups.** No common coordinates fit draws of modes that are far apart and narrow: even short steps leave a mode, and
-no chain moves. Such draws are split into groups. A parameter's sorted values are cut at their longest gaps, if these
-are `GROUP_GAP_SDS` times as long as the SD of any part between two cuts. Each group is judged like a result of its own;
-`modes.missed_modes` judges whether the groups have their modes' shares of the mass.
+**Groups.** The moments of all draws do not show those within modes that are far apart, and no common coordinates fit
+narrow ones: even short steps leave a mode, and no chain moves. Such draws are split into groups. A parameter's sorted
+values are cut in the middle of their longest gaps, if these are `GROUP_GAP_SDS` times as long as the SD of any part
+between two cuts. Each group is judged like a result of its own, by the weighted points between the same cuts or by
+chains; `modes.missed_modes` judges whether the groups have their modes' shares of the mass.
 """
 
 from __future__ import annotations
@@ -22,7 +23,12 @@ from pyro_fed.audit.hmc import Detour
 from pyro_fed.audit.moments import Moments, Quantities, moments_verdict, wrong_moments
 from pyro_fed.audit.motion import moments_by_chains, planned_walks
 from pyro_fed.audit.target import Target, for_checks, near_draws, on_few_rows
-from pyro_fed.audit.weighted_points import WeightedPoints, moments_by_weights, sample_weighted_points
+from pyro_fed.audit.weighted_points import (
+    WeightedPoints,
+    moments_by_weights,
+    moments_of_group,
+    sample_weighted_points,
+)
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.calls import cast_checked
 from pyro_fed.conventions.limits import MIN_DRAWS, MIN_EFFECTIVE_DRAWS, NEAR_LIMIT_SHARE, Limits
@@ -51,29 +57,34 @@ PRIOR_DRAWS = CANDIDATES * CLIMBS[0]
 
 def groups(draws: Tensor) -> list[Tensor]:
     """The groups of draws (S, D), float64; none if there is one group, or too many, or too many draws lie outside."""
-    keys = torch.stack([_interval_numbers(column) for column in draws.T], 1)
-    number = keys.unique(dim=0, return_inverse=True)[1]
-    parts = [draws[number == one] for one in dict.fromkeys(number.tolist())]
-    judged = [part for part in parts if len(part) >= MIN_DRAWS]
-    enough = sum(map(len, judged)) >= MIN_GROUPED_SHARE * len(draws)
-    return judged if 1 < len(judged) <= MAX_GROUPS and enough else []
+    return [draws[mask] for mask, _ in _group_masks(draws, draws)]
 
 
-def _interval_numbers(values: Tensor) -> Tensor:
-    """The number (S,) of the interval between gaps in which each of a parameter's values (S,) lies."""
-    number = torch.zeros(len(values), dtype=torch.int64)
-    rank = values.argsort()
-    ordered = values[rank]
-    spaces = ordered.diff()
-    longest = spaces.sort(descending=True, stable=True)
-    for count in range(min(MAX_GROUPS - 1, len(spaces)), 0, -1):
-        ends = (longest.indices[:count] + 1).sort().values.tolist()
-        wide = [float(part.std()) for part in ordered.tensor_split(ends) if len(part) >= MIN_DRAWS]
+def _group_masks(draws: Tensor, points: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """For each of the `groups` of draws (S, D): masks of its draws (S,) and of the points (N, D) between its cuts."""
+    cuts = [_cuts(column) for column in draws.T]
+    of_draws, of_points = (
+        torch.stack([torch.bucketize(column.contiguous(), cut) for column, cut in zip(z.T, cuts, strict=True)], 1)
+        for z in (draws, points)
+    )
+    keys, number, counts = of_draws.unique(dim=0, return_inverse=True, return_counts=True)
+    judged = (counts >= MIN_DRAWS).nonzero()[:, 0]
+    enough = int(counts[judged].sum()) >= MIN_GROUPED_SHARE * len(draws)
+    if not 1 < len(judged) <= MAX_GROUPS or not enough:
+        return []
+    return [(number == one, (of_points == keys[one]).all(1)) for one in judged]
+
+
+def _cuts(values: Tensor) -> Tensor:
+    """The middles of the gaps between groups of a parameter's values (S,), in rising order."""
+    ordered = values.sort().values
+    longest = ordered.diff().sort(descending=True, stable=True)
+    for count in range(min(MAX_GROUPS - 1, len(longest.values)), 0, -1):
+        ends = (longest.indices[:count] + 1).sort().values
+        wide = [float(part.std()) for part in ordered.tensor_split(ends.tolist()) if len(part) >= MIN_DRAWS]
         if wide and float(longest.values[count - 1]) > GROUP_GAP_SDS * max(wide):
-            for which, part in enumerate(rank.tensor_split(ends)):
-                number[part] = which
-            break
-    return number
+            return (ordered[ends - 1] + ordered[ends]) / 2
+    return ordered[:0]
 
 
 @dataclass(frozen=True)
@@ -188,15 +199,16 @@ class Evidence:
     def _decided_alone(self) -> Moments | None:
         """The moments by these points, if they judge every number, and one is wrong, or none is near the limits.
 
-        Points that miss a part of a tail have too small an error of an SD: near the limits they do not tell. Moments of
-        all draws do not show the SDs within groups of draws that are far apart; chains may.
+        Points that miss a part of a tail have too small an error of an SD: near the limits they do not tell.
         """
         found = self._weighed(self._points_alone)
         if found is None or not bool((found.mean_error > 0).all()):
             return None
-        if bool(wrong_moments(found).any()):
-            return found
-        right = moments_verdict(found, NEAR_LIMIT_SHARE) is False and not groups(self.flat.double())
+        within = self._weighed_groups(self._points_alone) or found
+        for moments in (found, within):
+            if bool(wrong_moments(moments).any()):
+                return moments
+        right = all(moments_verdict(moments, NEAR_LIMIT_SHARE) is False for moments in (found, within))
         return found if right else None
 
     @cached_property
@@ -255,6 +267,22 @@ class Evidence:
             None if target is None or points is None else moments_by_weights(target, self.quantities, self.flat, points)
         )
 
+    def _weighed_groups(self, points: WeightedPoints | None) -> Moments | None:
+        """The same of each group of draws in turn, by the points between the same cuts; None without points or groups.
+
+        A group has fewer draws than the result: their chance is part of the errors.
+        """
+        target, draws = self.few_rows_target, self.flat.double()
+        if target is None or points is None:
+            return None
+        white_model = target.model(points.white)
+        of_draws, of_points = self.quantities(draws), self.quantities(white_model)
+        group_moments = [
+            moments_of_group(points.weights[inside], of_points[inside], of_draws[mask], draws.shape[1])
+            for mask, inside in _group_masks(draws, white_model)
+        ]
+        return Moments.in_turn(group_moments) if group_moments else None
+
     @cached_property
     def chains(self) -> Moments | None:
         """The posterior's means and SDs by chains that begin at the draws; None without a target.
@@ -296,7 +324,8 @@ class Evidence:
         - If weighted points around the draws decide: their estimates, and no chain is run.
         - If chains cannot move and the draws form groups far apart: the chains' estimates, for each group by itself.
         - Without weighted points: the chains' estimates.
-        - If weighted points find an error: their estimates, which have no memory of the draws.
+        - If weighted points find an error, of all draws or within a group: their estimates, which have no memory of the
+          draws.
         - Else the points' estimates, combined with the chains' for numbers that the points do not determine or that
           chains have plainly moved further. If the combined estimates do not decide, many chains are run.
         - The chains' estimates alone, if they find an error that the combined estimates do not refute.
@@ -311,8 +340,9 @@ class Evidence:
         by_weights = None if by_chains.stuck else self.by_weights
         if by_weights is None:
             return by_chains
-        if bool(wrong_moments(by_weights).any()):
-            return by_weights
+        for moments in (by_weights, self._weighed_groups(self.weighted_points)):
+            if moments is not None and bool(wrong_moments(moments).any()):
+                return moments
         combined = by_weights.completed_by(by_chains).corrected_by(by_chains)
         if moments_verdict(combined) is None:
             by_chains = self._by_chains(7, slice(-1, None)) or by_chains
@@ -330,15 +360,7 @@ class Evidence:
             target = near_draws(Target.of(self.problem, draws, self.temperature), draws)
             group_target = on_few_rows(target, target.white(draws))
             group_moments.append(moments_by_chains(group_target, self.quantities, draws, generator, self.aim))
-        return Moments(
-            mean=torch.cat([one.mean for one in group_moments]),
-            mean_error=torch.cat([one.mean_error for one in group_moments]),
-            log_sd=torch.cat([one.log_sd for one in group_moments]),
-            log_sd_error=torch.cat([one.log_sd_error for one in group_moments]),
-            remembered=torch.cat([one.lower_bounds for one in group_moments], 1),
-            accepted=min(one.accepted for one in group_moments),
-            whole=all(one.whole for one in group_moments),
-        )
+        return Moments.in_turn(group_moments)
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -164,6 +164,20 @@ class Moments:
         ratio = ratio.clamp_min(torch.finfo(ratio.dtype).tiny)
         return cls(mean, mean_error, ratio.log(), error / ratio)
 
+    @classmethod
+    def in_turn(cls, parts: Sequence[Moments]) -> Moments:
+        """The estimates of several groups of draws by the same means, one after the other."""
+        return cls(
+            mean=torch.cat([one.mean for one in parts]),
+            mean_error=torch.cat([one.mean_error for one in parts]),
+            log_sd=torch.cat([one.log_sd for one in parts]),
+            log_sd_error=torch.cat([one.log_sd_error for one in parts]),
+            accepted=min(one.accepted for one in parts),
+            whole=all(one.whole for one in parts),
+            by=parts[0].by,
+            remembered=torch.cat([one.lower_bounds for one in parts], 1),
+        )
+
     def where(self, judged: Tensor) -> Moments:
         """These estimates of the numbers in the mask (F,); the others are not judged."""
         figures = self.mean, self.mean_error, self.log_sd, self.log_sd_error

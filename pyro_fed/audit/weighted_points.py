@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -277,6 +277,20 @@ def moments_of_weighted_points(weights: Tensor, points: Tensor, draws: Tensor, d
     judgeable = (STANDARD_ERRORS * chance <= math.log(SD_MATTERS)) | ((chance <= math.log(SD_MATTERS)) & too_narrow)
     usable = torch.where(own_scale, judgeable, judgeable_sds(kurtosis(draws), posterior_kurtosis, dim, CHAINS))
     return found.where(usable)
+
+
+def moments_of_group(weights: Tensor, points: Tensor, draws: Tensor, dim: int) -> Moments:
+    """The same of the few draws (S, F) of a group, whose chance is part of the errors, by weights of any sum (N,).
+
+    Without points there nothing is judged: the group has no share of the mass.
+    """
+    if not float(weights.sum()) > 0:
+        nothing = draws.new_zeros(draws.shape[1])
+        return Moments(nothing, nothing, nothing, nothing, by="weights")
+    found = moments_of_weighted_points(weights / weights.sum(), points, draws, dim)
+    mean_error = found.mean_error.hypot(draws.new_tensor(len(draws) ** -0.5))
+    log_sd_error = found.log_sd_error.hypot(((kurtosis(draws) - 1) / len(draws)).sqrt() / 2)
+    return replace(found, mean_error=mean_error, log_sd_error=log_sd_error).where(found.mean_error > 0)
 
 
 def _determined_moments(weights: Tensor, points: Tensor, draws: Tensor) -> tuple[Moments, Tensor]:

@@ -59,6 +59,8 @@ def test_where_neither_chains_nor_points_tell_many_chains_are_asked(chains, weig
     found = SimpleNamespace(
         chains=of_sd(*chains, "chains"),
         by_weights=of_sd(*weights, "weights"),
+        weighted_points=None,
+        _weighed_groups=lambda points: None,
         _decided_alone=None,
         _by_chains=moved,
         quantities=SimpleNamespace(labels=("x",)),

@@ -55,22 +55,38 @@ def test_chains_are_run_where_there_are_no_points(monkeypatch):
     assert calls and moments.by == "chains" and not bool(wrong_moments(moments).any())
 
 
-def far_modes(y):
+def far_modes(dim):
     """Two modes of SD 0.1 that are 200 SDs apart; the row says nothing on them."""
-    modes = dist.Normal(10.0 * y.new_tensor([[-1.0, -1.0], [1.0, 1.0]]), 0.1).to_event(1)
-    pyro.sample("w", dist.MixtureSameFamily(dist.Categorical(y.new_ones(2)), modes))
-    with pyro.plate("data", len(y)):
-        pyro.sample("y", dist.Normal(y.new_zeros(len(y)), 1.0), obs=y)
+
+    def model(y):
+        places = 10.0 * y.new_tensor([[-1.0], [1.0]]).expand(2, dim)
+        modes = dist.Normal(places, 0.1).to_event(1)
+        pyro.sample("w", dist.MixtureSameFamily(dist.Categorical(y.new_ones(2)), modes))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(y.new_zeros(len(y)), 1.0), obs=y)
+
+    return model
 
 
-@pytest.mark.parametrize(("sd", "codes"), [(0.1, []), (0.05, ["sd_is_off"]), (0.2, ["sd_is_off"])])
-def test_an_sd_that_is_wrong_within_groups_of_draws_is_found(sd, codes):
-    """The groups' distance hides it from the moments of all draws."""
+@pytest.mark.parametrize("dim", [1, 2])
+@pytest.mark.parametrize(
+    ("sd", "shift", "codes"),
+    [
+        (0.1, 0.0, []),
+        (0.05, 0.0, ["sd_is_off"]),
+        (0.2, 0.0, ["sd_is_off"]),
+        (0.7, 0.0, ["sd_is_off"]),
+        (0.1, 0.1, ["mean_is_off"]),
+    ],
+)
+def test_moments_that_are_wrong_within_groups_of_draws_are_found(dim, sd, shift, codes):
+    """The groups' distance hides them from the moments of all draws."""
     generator = torch.Generator().manual_seed(0)
     centres = torch.tensor([-10.0, 10.0], dtype=torch.float64).repeat(100).unsqueeze(1)
-    draws = centres + sd * torch.randn(200, 2, generator=generator, dtype=torch.float64)
-    found = wrong_draw_findings(evidence_of(far_modes, (torch.zeros(1, dtype=torch.float64),), draws))
+    draws = centres + shift + sd * torch.randn(200, dim, generator=generator, dtype=torch.float64)
+    found = wrong_draw_findings(evidence_of(far_modes(dim), (torch.zeros(1, dtype=torch.float64),), draws))
     assert [one.code for one in found] == codes
+    assert all("(mode " in one.text for one in found)
 
 
 def test_chains_are_run_where_points_find_an_sd_near_the_limit(monkeypatch):
