@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pyro_fed.density.rows.arguments import Arguments, parameter_names, positional
-from pyro_fed.errors import DataError, ModelError, SettingError, listed
+from pyro_fed.errors import DataError, ModelError, SettingError, listed, shown
 from pyro_fed.federation.partition.base import ByValue, Partition
 
 #: Kinds of dtypes that are promoted to one another.
@@ -59,6 +59,11 @@ def taken_apart(
     model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any] | None
 ) -> tuple[Callable[..., Any], Any, dict[str, Any]]:
     """A model without the data that `functools.partial` or `pyro.condition` hold, and all of its (args, kwargs)."""
+    if not isinstance(kwargs, Mapping | None):
+        raise DataError(
+            f"kwargs must be a dictionary of the model's keyword arguments, received {shown(kwargs)}: pass those by "
+            "position as one tuple, Federation(model, (x, y), plate=...)"
+        )
     kwargs = dict(kwargs or {})
     _check_runs(model)
     while isinstance(model, functools.partial):

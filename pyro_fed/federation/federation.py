@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.conventions import html
-from pyro_fed.conventions.calls import cast_checked, checked, explained
+from pyro_fed.conventions.calls import cast_checked, checked, checked_but, explained
 from pyro_fed.conventions.names import as_it_looks, check_shown_name
 from pyro_fed.density.build import build, rebuild
 from pyro_fed.density.checks.first_run import FirstRun
@@ -97,7 +97,7 @@ class Federation:
     #: Whether the rows are here; if not, they are at the clients, and the problem has one made-up row.
     holds_data: ClassVar[bool] = True
 
-    @checked
+    @checked_but("kwargs")
     @explained(ModelError, "the model cannot be run on these arguments")
     def __init__(
         self,
