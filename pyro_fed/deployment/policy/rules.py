@@ -166,10 +166,10 @@ def estimand_share(found: RowValues | None) -> float | None:
 
 
 def answer_share(question: OneRound, problem: Problem, shared: State, data: ClientData) -> float | None:
-    """The largest share of a row of one client in its answer to a question, at the draws that it has received."""
+    """The largest share of a row of one client in its answer to a question, at the draws that it has received if any."""
     if isinstance(question, RowSums):
         return estimand_share(question.values_of(problem, shared, data, 0))
-    return rows_share(problem, data, shared["draws"][0])
+    return rows_share(problem, data, shared["draws"][0] if "draws" in shared else None)
 
 
 def level_counts(problem: Problem) -> dict[str, int]:
