@@ -2,12 +2,12 @@
 
 True parameters are drawn from the prior, data from the model, and the 90 % interval of each parameter is looked at. The
 doses of hospital 0 are all missing, and a fifth of the others'; the model imputes them inside the plate. Rows come to
-hospitals in the order of their severity, so that the one without doses has other patients than the others. Missing
-doses are integrated out by one rule in all replicates, so that these share compiled steps: exactly for a linear outcome,
-by as many nodes as the default rule has at most for a logistic one.
+hospitals in the order of their severity, so that the one without doses has other patients than the others.
 
-Replicates are run in blocks, each in a process that compiles its steps once; a run that ends in an error covers nothing. Records are kept in a file, one for each
-block; what is there is not run again.
+Missing doses are integrated out by one rule in all replicates, so that these share compiled steps: exactly for a linear
+outcome, by as many nodes as the default rule has at most for a logistic one. Replicates are run in blocks, each in a
+process that compiles its steps once; a run that ends in an error covers nothing. Records are kept in a file, one for
+each block; what is there is not run again.
 
     python -m benchmarks.accuracy.unmeasured_covariate [--outcome logistic] [--blocks 18] [--minutes 10]
     python -m benchmarks.accuracy.unmeasured_covariate --print

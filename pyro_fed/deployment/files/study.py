@@ -89,8 +89,8 @@ class Study:
         study = cls(folder, read_json(folder / STUDY))
         if lacking := [name for name in FACTS if name not in study.content]:
             raise CheckpointError(
-                f"{folder / STUDY} lacks {listed(lacking)}: another version of pyro_fed has begun this study. Go on with "
-                "that version, or begin a new study"
+                f"{folder / STUDY} lacks {listed(lacking)}: another version of pyro_fed has begun this study. Go on "
+                "with that version, or begin a new study"
             )
         if study.content["versions"] != versions():
             begun, here = (

@@ -202,6 +202,7 @@ def client_app(
     @app.query()
     def describe(message: Message, context: Context) -> Message:
         from pyro_fed.density.compiling.compiler import threads
+
         with threads(1):
             return Message(RecordDict({SETTINGS: site().describe(context)}), reply_to=message)
 

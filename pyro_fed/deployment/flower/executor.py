@@ -233,7 +233,9 @@ class Flower(RemoteClients):
         policy, approval = (str(settings.get(name, "")) for name in ("policy", "approval"))
         for text in (policy, approval):
             if not HASH.fullmatch(text):
-                raise ProtocolError(f"the hash of a policy or an approval is 64 hexadecimal digits, received {text!r:.80}")
+                raise ProtocolError(
+                    f"the hash of a policy or an approval is 64 hexadecimal digits, received {text!r:.80}"
+                )
         self.roll.rules.setdefault(self.names[client], set()).add((policy, approval))
 
     def _without_state(self, client: int, reason: str) -> str:

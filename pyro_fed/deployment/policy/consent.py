@@ -57,8 +57,8 @@ def _group_rows(own: Federation) -> dict[str, int]:
     arguments = own.problem.arguments
     leaves = dict(zip(arguments.names, arguments.leaves, strict=True))
     owners = [torch.as_tensor(leaves[columns[0]]).long() for columns in arguments.nested_by_name.values()]
-    counts = sum(torch.bincount(owner, minlength=own.num_rows) for owner in owners) if owners else torch.ones(own.num_rows)
-    return {f"group {number}": int(count) for number, count in enumerate(torch.as_tensor(counts))}
+    each = [torch.bincount(owner, minlength=own.num_rows) for owner in owners] or [torch.ones(own.num_rows)]
+    return {f"group {number}": int(count) for number, count in enumerate(torch.stack(each).sum(0))}
 
 
 def write_consent(path: Path, effects: Effects, gate: Gate, message: Outgoing) -> None:
@@ -73,8 +73,8 @@ def write_consent(path: Path, effects: Effects, gate: Gate, message: Outgoing) -
         ["what leaves", "for each effect of this site a mean and an SD, as in the table above, and the site's name"],
         ["what they tell", "how far this site lies from the others on the model's scale, after what the model explains "
          "by its patients, and how sure that is. Whoever has several sites' numbers can rank them"],
-        ["about patients", f"each number is a function of all rows of a group, the smallest of which has {fewest:,}. It "
-         "is no patient's value. But if the numbers are sent again after one patient's row was changed or left out, "
+        ["about patients", f"each number is a function of all rows of a group, the smallest of which has {fewest:,}. "
+         "It is no patient's value. But if the numbers are sent again after one patient's row was changed or left out, "
          "their difference tells about that patient: send them once"],
         ["how often", f"once, by this command. It has sent them {len(earlier)} times before"
          + (f", last on {earlier[-1]['time'][:10]}" if earlier else "")],
@@ -91,7 +91,7 @@ def write_consent(path: Path, effects: Effects, gate: Gate, message: Outgoing) -
         TEMPLATES,
         title=f"May {gate.site}'s own effects leave?",
         lead="For the person who consents on behalf of the site",
-        summary=f"{2 * len(numbers)} numbers would leave {gate.site}. They have not left: they do once you have agreed.",
+        summary=f"{2 * len(numbers)} numbers would leave {gate.site}. They leave once you have agreed.",
         checked=refused is None,
         chain=f"The site's rules forbid it: {refused[1]}." if refused else "The site's rules permit it.",
         facts=None,
@@ -100,6 +100,8 @@ def write_consent(path: Path, effects: Effects, gate: Gate, message: Outgoing) -
             table("What you agree to", "", ["", "in words"], words),
             rules_table(lines),
         ],
-        messages=table("Sent before", "Times are UTC.", ["line", "time", "SHA-256"], before, "Nothing was sent before."),
+        messages=table(
+            "Sent before", "Times are UTC.", ["line", "time", "SHA-256"], before, "Nothing was sent before."
+        ),
         colophon=f"Made by pyro-fed node effects, pyro_fed {VERSION}.",
     )

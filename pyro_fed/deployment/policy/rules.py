@@ -55,7 +55,18 @@ KINDS = {
     "notice": "that the site has failed or leaves: its name, an exception's class, file and line of code",
 }
 #: Kinds that are computed from the rows' values, to which the rules on numbers of rows, shares and rounds apply.
-COMPUTED = ("update", "state", "masked", "indicator", "log_likelihood", "loo", "statement", "table", "estimate", "effect")
+COMPUTED = (
+    "update",
+    "state",
+    "masked",
+    "indicator",
+    "log_likelihood",
+    "loo",
+    "statement",
+    "table",
+    "estimate",
+    "effect",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +178,7 @@ def estimand_share(found: RowValues | None) -> float | None:
 
 
 def answer_share(question: OneRound, problem: Problem, shared: State, data: ClientData) -> float | None:
-    """The largest share of a row of one client in its answer to a question, at the draws that it has received if any."""
+    """The largest share of a row of one client in its answer to a question, at the draws that it got, if any."""
     if isinstance(question, RowSums):
         return estimand_share(question.values_of(problem, shared, data, 0))
     return rows_share(problem, data, shared["draws"][0] if "draws" in shared else None)

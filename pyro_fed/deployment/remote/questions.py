@@ -15,7 +15,12 @@ import torch
 import xarray as xr
 
 from pyro_fed.analysis.criticism.influence import checked_draws, influence, influence_by_weights
-from pyro_fed.analysis.criticism.leave_out import SitesAt, asked_log_likelihoods, asked_sites, leave_out_by_log_likelihoods
+from pyro_fed.analysis.criticism.leave_out import (
+    SitesAt,
+    asked_log_likelihoods,
+    asked_sites,
+    leave_out_by_log_likelihoods,
+)
 from pyro_fed.analysis.criticism.loo import chosen_site, loo_and_waic, observed_plates
 from pyro_fed.analysis.judging.calibration import OF_DEPLOYMENT
 from pyro_fed.analysis.predicting.estimand import estimand_by_rounds

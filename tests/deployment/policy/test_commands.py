@@ -157,7 +157,8 @@ def test_own_effects_leave_as_two_numbers_each_once_a_person_consents(tmp_path):
 
     def asked(answer="y\n"):
         names = ("wards.py", "result.nc", "--data", "rows.npz", "--policy", "site/policy.toml")
-        given = [str(tmp_path / one) if "." in one else one for one in (*names, "--out", "out.json", "--page", "page.html")]
+        names = (*names, "--out", "out.json", "--page", "page.html")
+        given = [str(tmp_path / one) if "." in one else one for one in names]
         return CliRunner().invoke(main, ["node", "effects", *given, "--name", "north"], input=answer)
 
     assert asked("n\n").exit_code == 1
