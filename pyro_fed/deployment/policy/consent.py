@@ -19,6 +19,7 @@ from pyro_fed.conventions.version import VERSION
 from pyro_fed.deployment.policy.gate import LEDGER, Gate, Outgoing, verify
 from pyro_fed.deployment.policy.report import TEMPLATES, rules_table, table
 from pyro_fed.deployment.policy.rules import rows_share
+from pyro_fed.errors import DataError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.arviz_versions import group_of
 
@@ -34,7 +35,12 @@ class Effects(NamedTuple):
 
     @classmethod
     def of(cls, result: Any, own: Federation) -> Effects:
-        """The effects of the groups of `own` rows, given a result's shared parameters."""
+        """The effects of the groups of `own` rows, given a result's shared parameters; DataError for single rows'."""
+        if not own.problem.arguments.nested_by_name:
+            raise DataError(
+                f"each element of plate '{own.problem.plate}' is one row: its latents are that row's own, and do not "
+                "leave. Effects of groups are latents of a plate of groups, see ROWS of the model's file"
+            )
         posterior = group_of(own_effects(result, own), "posterior")
         moments = {}
         for name in own.problem.layout.local:
@@ -53,11 +59,11 @@ class Effects(NamedTuple):
 
 
 def _group_rows(own: Federation) -> dict[str, int]:
-    """The number of rows of each group of a site, in all plates nested in the groups; one each without any."""
+    """The number of rows of each group of a site, in all plates nested in the groups."""
     arguments = own.problem.arguments
     leaves = dict(zip(arguments.names, arguments.leaves, strict=True))
     owners = [torch.as_tensor(leaves[columns[0]]).long() for columns in arguments.nested_by_name.values()]
-    each = [torch.bincount(owner, minlength=own.num_rows) for owner in owners] or [torch.ones(own.num_rows)]
+    each = [torch.bincount(owner, minlength=own.num_rows) for owner in owners]
     return {f"group {number}": int(count) for number, count in enumerate(torch.stack(each).sum(0))}
 
 

@@ -140,6 +140,22 @@ def model(num_wards, ward_idx, y):
 '''
 
 
+OF_PATIENTS = '''
+"""A latent of each patient."""
+import pyro
+import pyro.distributions as dist
+
+PLATE = "patient"
+
+
+def model(y):
+    centre = pyro.sample("centre", dist.Normal(0.0, 1.0))
+    with pyro.plate("patient", len(y)):
+        level = pyro.sample("level", dist.Normal(centre, 0.5))
+        pyro.sample("y", dist.Normal(level, 1.0), obs=y)
+'''
+
+
 def test_own_effects_leave_as_two_numbers_each_once_a_person_consents(tmp_path):
     """The oracle is the conjugate posterior given the shared parameter, which the result has at one value."""
     import xarray as xr
@@ -184,3 +200,9 @@ def test_own_effects_leave_as_two_numbers_each_once_a_person_consents(tmp_path):
     assert isinstance(refused.exception, PolicyError) or "min_cell" in refused.output
     assert "rules forbid it: a cell has fewer than 3 rows" in (tmp_path / "page.html").read_text()
     assert [line["left"] for line in verify(site / "what_left.jsonl")] == [True, False]
+    (tmp_path / "wards.py").write_text(OF_PATIENTS)
+    np.savez(tmp_path / "rows.npz", y=y)
+    (tmp_path / "out.json").unlink()
+    said = asked()
+    assert "its latents are that row's own" in f"{said.output} {said.exception}"
+    assert not (tmp_path / "out.json").exists() and len(verify(site / "what_left.jsonl")) == 2
