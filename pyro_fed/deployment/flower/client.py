@@ -99,7 +99,8 @@ class Leaving:
             asked, before = content_bytes(message), state_hash(context)
             reply = call_next(message, context)
             if MESSAGE in reply.content:  # the rules under which it leaves, for a reviewer
-                reply.content[SETTINGS].update({"policy": gate.policy.digest, "approval": gate.approval})
+                settings: Any = reply.content[SETTINGS]
+                settings.update({"policy": gate.policy.digest, "approval": gate.approval})
             gate.rows = self.site().num_rows(context)
             gate.release(self._outgoing(message, context, reply, asked, before))
             return reply

@@ -42,7 +42,7 @@ class Effects(NamedTuple):
                 "leave. Effects of groups are latents of a plate of groups, see ROWS of the model's file"
             )
         posterior = group_of(own_effects(result, own), "posterior")
-        moments = {}
+        moments: dict[str, tuple[float, float]] = {}
         for name in own.problem.layout.local:
             draws = torch.tensor(posterior[name].values).flatten(0, 1).flatten(1)
             names = [name] if draws.shape[1] == 1 else [f"{name}[{number}]" for number in range(draws.shape[1])]
