@@ -52,9 +52,8 @@ def around(problem: Problem, draws: Tensor) -> Gaussian:
     return STRUCTURES["diag"].from_moments(z.mean(0), z.var(0).clamp_min(torch.finfo(torch.float64).tiny))
 
 
-def sites_at(federation: Federation, q: Gaussian) -> Gaussian:
+def sites_at(problem: Problem, data: ClientData, q: Gaussian) -> Gaussian:
     """Each client's site (K,) after an expected Newton step under q, as FedEP takes it."""
-    problem, data = federation.problem, federation.client_data()
     algorithm = _newton_algorithm(problem, q)
     point_cost = max(q.eta.shape[-1], data.row_index.shape[1] * problem.num_nodes)
     points = algorithm.points(add_batch_axis(q))
@@ -92,7 +91,7 @@ def _newton_algorithm(problem: Problem, q: Gaussian) -> FedEP:
 
 def product_and_sites(federation: Federation, at: Gaussian) -> tuple[Gaussian, Gaussian]:
     """The clients' sites (K,) after a step under `at`, preceded by their product with the prior's site."""
-    sites = sites_at(federation, at)
+    sites = sites_at(federation.problem, federation.client_data(), at)
     return _newton_algorithm(federation.problem, at).prior_site(federation.problem, at).product(
         sites.product_over(0)
     ), sites

@@ -33,7 +33,8 @@ from pyro_fed.conventions.output import write_result
     "questions",
     metavar="NAME",
     multiple=True,
-    help="Compute an estimand in ESTIMANDS of the model's file, or loo; the same at all agents.",
+    help="Compute an estimand in ESTIMANDS of the model's file, loo, influence or leave_one_client_out; the same at "
+    "all agents.",
 )
 @click.option("--listen", metavar="HOST:PORT", help="Address to listen at; default: the agent's in the peers file.")
 @click.option("--patience", type=float, help="Seconds to wait for a neighbour in a round; default: 60.")

@@ -153,6 +153,45 @@ def report(ledger: Path, out: Path, head: str | None) -> None:
     click.echo(f"Written to {out}: open it in a browser.")
 
 
+@node.command()
+@options.model
+@click.argument("result", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@options.data_file("The site's rows, as for `pyro-fed agent`.", required=True)
+@click.option("--name", required=True, help="This site's name.")
+@options.path_option("--policy", "policy_path", metavar="FILE", required=True, text="policy.toml.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The file with the numbers, to be sent.")
+@click.option("--page", required=True, type=options.PAGE, help="The HTML page for the person who consents.")
+@click.option("--yes", is_flag=True, help="Consent without being asked.")
+def effects(
+    model: str, result: Path, rows_path: Path, name: str, policy_path: Path, out: Path, page: Path, yes: bool
+) -> None:  # fmt: skip
+    """Write the mean and SD of this site's own effects, by RESULT of a run of MODEL, once a person consents."""
+    import arviz
+
+    from pyro_fed.conventions.output import kept_elsewhere, write_file
+    from pyro_fed.deployment.claimed_federation import own_federation
+    from pyro_fed.deployment.policy import approval, consent
+    from pyro_fed.deployment.rows import load_rows
+    from pyro_fed.recipes import library
+
+    gate = approval.approved_gate(policy_path, name, model, lambda: [])
+    module = library.load_model(model, with_data=False)
+    rows, nested = load_rows(rows_path, module.model), getattr(module, "ROWS", None)
+    own = own_federation(module.model, name, rows, module.PLATE, nested, "elsewhere")
+    gate.rows = own.num_rows
+    found = consent.Effects.of(arviz.from_netcdf(str(result)), own)
+    message = found.message(name, own)
+    with kept_elsewhere(page) as place:
+        consent.write_consent(place, found, gate, message)
+    click.echo(f"Written to {page}: open it in a browser.")
+    for effect, (mean, sd) in found.moments.items():
+        click.echo(f"{effect}: mean {mean:.3g}, SD {sd:.3g}")
+    if not yes:
+        click.confirm("May these numbers leave?", abort=True)
+    write_file(out, gate.release(message))
+    click.echo(f"Written to {out}: it may be sent.")
+
+
 @node.command(context_settings={"ignore_unknown_options": True})
 @click.option("--name", required=True, help="This client's name.")
 @options.path_option("--policy", "policy_path", metavar="FILE", required=True, text="policy.toml.")

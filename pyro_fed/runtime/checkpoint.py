@@ -123,10 +123,10 @@ class Checkpoint:
         except OSError as error:
             raise CheckpointError(f"the folder {folder} cannot be made: {error}; choose another one") from error
         self._lock = Lock(folder)
-        if _files_in(self.folder) and not resume:
+        if state_files(self.folder) and not resume:
             self.close()
             raise SettingError(f"{folder} holds the state of a run: pass resume=True to go on, or another folder")
-        if resume and not _files_in(self.folder):
+        if resume and not state_files(self.folder):
             self.close()
             raise CheckpointError(f"{folder} holds no state to resume from; expected files round-*.safetensors")
 
@@ -155,7 +155,7 @@ class Checkpoint:
                 f"the state could not be written to {target} ({error}); the previous state is "
                 "kept. Make room and run again with resume=True"
             ) from error
-        for old in _files_in(self.folder)[:-NUM_KEPT_STATES]:
+        for old in state_files(self.folder)[:-NUM_KEPT_STATES]:
             try:
                 old.unlink(missing_ok=True)
             except OSError as error:  # the new state is written, and an old file only takes space
@@ -198,7 +198,7 @@ def blamed_state(folder: Path | None) -> Iterator[None]:
 def latest(folder: Path) -> tuple[dict[str, str], Saved]:
     """The latest readable state in a folder, and the marks of its run."""
     reasons = []
-    for path in reversed(_files_in(folder)):
+    for path in reversed(state_files(folder)):
         try:
             found = _read_state(path)
         except (ProtocolError, OSError) as error:
@@ -210,7 +210,8 @@ def latest(folder: Path) -> tuple[dict[str, str], Saved]:
     raise CheckpointError(f"no state in {folder} can be read: {'; '.join(reasons) or 'there is none'}")
 
 
-def _files_in(folder: Path) -> list[Path]:
+def state_files(folder: Path) -> list[Path]:
+    """The files of a run's states in a folder, the latest last."""
     try:
         return sorted(folder.glob("round-*.safetensors"))
     except (OSError, ValueError) as error:  # a name that is too long, or has a null in it

@@ -15,7 +15,8 @@ client is asked for log L_j(z_s), S numbers. Then
 
 Each integrand is near one part of the mixture, so that the weights vary little, even for a client with much influence;
 the usual weights 1 / L_k have no finite variance there. Pareto's k of w says whether the estimate is reliable. If it is
-not, the posterior of the other clients is computed afresh by FedAIS, whose annealing gives Z_-k with its error.
+not, the posterior of the other clients is computed afresh by FedAIS, whose annealing gives Z_-k with its error. Where
+the run has left no sites, the clients are asked for them first, at the Gaussian with the moments of the draws.
 
 Sources: Vehtari et al. (2024), Pareto smoothed importance sampling; Veach & Guibas (1995), Optimally combining sampling
 techniques for Monte Carlo rendering (mixture).
@@ -27,21 +28,25 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from pyro_fed.algorithm.contract import LocalResult, Noise
+from pyro_fed.algorithm.states import State, concatenate
 from pyro_fed.analysis.criticism.influence import MIN_WEIGHTED_DRAWS, checked_draws, require_result
 from pyro_fed.analysis.criticism.loo import Pointwise
+from pyro_fed.analysis.predicting.one_round import OneRound, answers
 from pyro_fed.audit.client_sites import around, sites_at
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.calls import checked
 from pyro_fed.density.compiling.compiler import threads
-from pyro_fed.density.rows.batches import in_chunks
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import ClientData, in_chunks
 from pyro_fed.errors import DataError, SettingError, StoppedError, warn_user
 from pyro_fed.infer import FedAIS
-from pyro_fed.infer.sites.gaussian_sites import prepend_gaussian
+from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, prepend_gaussian
 from pyro_fed.ops.arviz_versions import group_of
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.importance import LARGEST_PARETO_K, log_mean, smoothed
@@ -123,36 +128,58 @@ def leave_one_client_out(
             "its rows"
         )
     with threads(1), torch.no_grad():
-        q, sites = _gaussians(idata, federation)
-        study = _Study.of(
-            q, sites, federation, num_draws, seed, partial(asked_log_likelihoods, federation, Sequential(), True)
-        )
+        q, sites = _gaussians(idata, federation, partial(asked_sites, federation, Sequential()))
+        ask = partial(asked_log_likelihoods, federation, Sequential(), True)
+        study = _Study.of(q, sites, federation, num_draws, seed, ask)
         rows = [study.left_out(k, refit) for k in range(federation.num_clients)]
     index = pd.Index(federation.client_names, name="client")
     return pd.DataFrame(rows, index=index, columns=["rows", "elpd", "se", "elpd_rows", "pareto_k", "by"])
 
 
 def leave_out_by_log_likelihoods(
-    idata: InferenceData, federation: Federation, num_draws: int, log_likelihoods: Callable[[Tensor], Tensor]
+    idata: InferenceData,
+    federation: Federation,
+    num_draws: int,
+    log_likelihoods: Callable[[Tensor], Tensor],
+    ask_sites: Callable[[Gaussian], Gaussian] | None = None,
 ) -> pd.DataFrame:
     """`leave_one_client_out` where the rows are elsewhere: without `elpd_rows`, and without refits.
 
     `log_likelihoods` asks the clients for their log-likelihoods (S, K) at the points (S, D), of which there are at most
-    `num_draws`.
+    `num_draws`. `ask_sites` asks for their sites (K,) at a Gaussian, if the run has left none; None refuses.
     """
     import pandas as pd
 
-    group = group_of(idata, "sites") if "sites" in idata else None
-    if group is None or group["client"].values.tolist() != federation.client_names:
+    def refuse(q: Gaussian) -> Gaussian:
         raise SettingError(
             f"leave_one_client_out: the result of {idata.attrs.get('algorithm', 'something else')} has no Gaussian "
             "sites of its clients, around which it draws: run FedEP, PVI or FedLaplace"
         )
+
     parts = federation.num_clients + 1
     with threads(1), torch.no_grad():
-        study = _Study.of(*kept_sites(group), federation, num_draws // parts * parts, 0, log_likelihoods)
+        q, sites = _gaussians(idata, federation, ask_sites or refuse)
+        study = _Study.of(q, sites, federation, num_draws // parts * parts, 0, log_likelihoods)
         rows = [study.weighed(k, study.evidence(k)) for k in range(federation.num_clients)]
     return pd.DataFrame(rows, index=pd.Index(federation.client_names, name="client"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SitesAt(OneRound):
+    """One round in which every client sends its Gaussian site at a Gaussian that it receives."""
+
+    answer_kind: ClassVar[str] = "state"
+
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
+        """Each client's site."""
+        asked = [{name: value[k] for name, value in shared.items()} for k in range(len(data.num_rows))]
+        found = [sites_at(problem, data.of(slice(k, k + 1)), gaussian(one, "q_")) for k, one in enumerate(asked)]
+        return concatenate([as_state(one) for one in found]), local, {}
+
+
+def asked_sites(federation: Federation, executor: Executor, q: Gaussian) -> Gaussian:
+    """All clients' sites (K,) at a Gaussian, by one question."""
+    return gaussian(answers(SitesAt(), as_state(q, "q_"), federation, executor, 0, "eta"))
 
 
 def asked_log_likelihoods(federation: Federation, executor: Executor, one_by_one: bool, points: Tensor) -> Tensor:
@@ -289,15 +316,17 @@ def others_of(federation: Federation, client: int) -> Federation:
     return rest
 
 
-def _gaussians(idata: InferenceData, federation: Federation) -> tuple[Gaussian, Gaussian]:
-    """The Gaussian posterior and the K clients' sites: left by the run, or computed at its draws."""
+def _gaussians(
+    idata: InferenceData, federation: Federation, ask_sites: Callable[[Gaussian], Gaussian]
+) -> tuple[Gaussian, Gaussian]:
+    """The Gaussian posterior and the K clients' sites: left by the run, or asked for at its draws."""
     group = group_of(idata, "sites") if "sites" in idata else None
     if group is not None and group["client"].values.tolist() == federation.client_names:
         q, sites = kept_sites(group)
         if q.dim == federation.problem.dim:
             return q, sites
     q = around(federation.problem, checked_draws(idata, federation))
-    return q, sites_at(federation, q)
+    return q, ask_sites(q)
 
 
 def _mixture(q: Gaussian, sites: Gaussian, num_draws: int, generator: torch.Generator) -> Proposals:

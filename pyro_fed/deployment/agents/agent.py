@@ -49,7 +49,7 @@ from pyro_fed.deployment.agents.wire import Unwelcome, Wire, with_step
 from pyro_fed.deployment.claimed_federation import one_group_numbers, own_federation
 from pyro_fed.deployment.policy.gate import Gate, Outgoing
 from pyro_fed.deployment.policy.rules import level_counts, rows_share
-from pyro_fed.deployment.remote.questions import LOO, check_questions, with_answer
+from pyro_fed.deployment.remote.questions import ABOUT_CLIENTS, ANSWER_KINDS, LOO, check_questions, with_answer
 from pyro_fed.errors import DivergenceError, PolicyError, ProtocolError, QuorumError, SettingError, StoppedError, listed
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.entries import evenly
@@ -90,8 +90,9 @@ class Agent:
         gate: the site's rules on what may leave, and its ledger: `Gate.open(folder, name)`; by default all may leave.
         audit: whether all agents judge their results by the log-likelihoods of all rows at their draws, which each adds
             up over its own; the same at every agent. An agent whose rules let none leave takes part in none.
-        questions: what all agents ask about their results: estimands that `module` names, and "loo" for leave-one-out
-            and WAIC; the same at every agent. An agent whose rules let no answers leave takes part in none.
+        questions: what all agents ask about their results: estimands that `module` names; "loo" for leave-one-out and
+            WAIC; "influence"; "leave_one_client_out", how well the others predict each agent. The same at every agent.
+            An agent whose rules let no answers leave takes part in none.
         module: the model's file as it was imported, for the estimands that it names, `DIMS` and `COORDS`.
 
     Example:
@@ -130,7 +131,8 @@ class Agent:
     @property
     def permitted_questions(self) -> list[str]:
         """The questions in which it takes part."""
-        return [name for name in self.questions if self._permits("loo" if name == LOO else "estimate")]
+        kinds = {name: ANSWER_KINDS.get(name, ("estimate",)) for name in self.questions}
+        return [name for name in self.questions if all(map(self._permits, kinds[name]))]
 
     def _permits(self, kind: str) -> bool:
         return self.gate is None or self.gate.policy.permits(kind)
@@ -147,8 +149,9 @@ def run_agent(agent: Agent) -> InferenceData:
 
     Returns:
         InferenceData with the groups `posterior` (this agent's draws) and `federation` (its own rounds and figures, the
-        largest move and the disagreement of all agents, and how many agents were heard in each round), and `loo` and
-        `estimand_NAME` of the questions; the attribute `no_loo` or `no_estimand_NAME` says why one has no answer.
+        largest move and the disagreement of all agents, and how many agents were heard in each round), and those of the
+        questions, such as `loo` and `estimand_NAME`; the attribute `no_loo` or `no_estimand_NAME` says why one has no
+        answer.
 
     Raises:
         SettingError: an algorithm that needs a server, a setting out of its range, or an estimand by "predicted".
@@ -173,7 +176,7 @@ def run_agent(agent: Agent) -> InferenceData:
         rounds = algorithm.default_rounds(len(agent.peers.names)) if agent.num_rounds is None else agent.num_rounds
         check_numbers(rounds, agent.num_draws, agent.seed, None, len(agent.peers.names), None)
         check_folders(checkpoint=agent.checkpoint)
-        names = [name for name in agent.questions if name != LOO]
+        names = [name for name in agent.questions if name not in ABOUT_CLIENTS]
         check_questions(own, agent.module, names, "" if LOO in agent.questions else None)
         _refuse_predicted(own, agent.module, names)
         if agent.resume and agent.checkpoint is None:
@@ -280,7 +283,7 @@ def _questions_text(agent: Agent) -> str:
     if not questions:
         return "none"
     text = f"{listed(questions)} at {agent.num_draws} draws"
-    if file is None or set(questions) <= {LOO}:
+    if file is None or set(questions) <= set(ABOUT_CLIENTS):
         return text
     return f"{text} of a file {hashlib.sha256(Path(file).read_bytes()).hexdigest()}"
 

@@ -9,8 +9,9 @@ the graph like statements: each agent's draws, then its answers (log-likelihoods
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -64,58 +65,69 @@ class AgentFederation(ClaimedFederation):
 
 
 class AuditedAgent(Sequential):
-    """An agent's own work, and its question to all agents about its draws."""
+    """An agent's own work, and its question to all agents about its draws, while every agent asks the same.
 
-    def __init__(self, links: Links) -> None:
+    `number` is that of a question about the result; -1 is the audit.
+    """
+
+    def __init__(self, links: Links, number: int = -1) -> None:
         super().__init__()
-        self.links = links
+        self.links, self._next = links, At(AUDIT_PHASE, number, 0)
 
     def ask(self, kind: str, work: Work) -> State:
         """All agents' log-likelihoods (A, S) at this agent's draws; an indicator of its own rows alone."""
         if kind != LOG_LIK:
             return super().ask(kind, work)
-        links, draws = self.links, work.shared["draws"][:1].clone()
-        first, wait = At(AUDIT_PHASE, -1, 0), links.settings.patience
+
+        def answer(received: Work) -> State:
+            return {LOG_LIK: super(AuditedAgent, self).ask(LOG_LIK, received)[LOG_LIK].double()}
+
         try:
-            every, _ = links.spread(first, {"draws": draws}, wait, whole=True)
-            asked = {"draws": every["draws"].flatten(0, 1)[None]}
-            own = super().ask(LOG_LIK, Work(work.round, work.seed, [links.me], asked))[LOG_LIK]
-            told = {LOG_LIK: own.double().reshape(1, *every["draws"].shape[:2])}
-            found, _ = links.spread(first._replace(step=links.peers.diameter), told, wait, True, "log_likelihood")
+            return self.exchange(work, {"draws": work.shared["draws"][:1].clone()}, answer)
         except PolicyError as error:
             raise StoppedError(str(error)) from error
-        return {LOG_LIK: found[LOG_LIK][:, links.me]}
+
+    def exchange(
+        self,
+        work: Work,
+        asked: State,
+        answer: Callable[[Work], State],
+        kind: str = "log_likelihood",
+        share: Callable[[Sequence[State]], float | None] | None = None,
+        cells: Callable[[State], Mapping[str, int]] = lambda _: {},
+    ) -> State:
+        """Every agent's answer (A, ...) to what this agent has `asked` (1, ...).
+
+        Every agent tells all others what it asks, and then its answers to all. `kind`, `share` (of the questions) and
+        `cells` (of the answers) are those of the message with the answers, see `Links.release`.
+        """
+        links, wait, first = self.links, self.links.settings.patience, self._next
+        second = first._replace(step=first.step + links.peers.diameter)
+        self._next = second._replace(step=second.step + links.peers.diameter)
+        every, _ = links.spread(first, asked, wait, whole=True)
+        received = [select(every, slice(j, j + 1)) for j in range(len(links.names))]
+        answers = concatenate([answer(Work(work.round, work.seed, [links.me], one)) for one in received])
+        told = {name: value[None] for name, value in answers.items()}
+        of_received = None if share is None else partial(share, received)
+        found, _ = links.spread(second, told, wait, True, kind, of_received, cells(answers))
+        return {name: value[:, links.me] for name, value in found.items()}
 
 
-class AskedAgents(Sequential):
+class AskedAgents(AuditedAgent):
     """All agents' answers to this agent's question, while every agent asks the same about its own result."""
-
-    def __init__(self, links: Links, number: int) -> None:
-        super().__init__()
-        self.links, self.number = links, number
 
     def execute(self, work: Work) -> Reply:
         """Every agent's answer (A, ...) at this agent's draws."""
-        links, asked = self.links, cast_checked(self.algorithm, OneRound)
-        first, wait, me = At(AUDIT_PHASE, self.number, 0), links.settings.patience, torch.tensor([links.me])
-        every, _ = links.spread(first, select(work.shared, me), wait, whole=True)
-        own = self.data.of(me)
-        received = [select(every, slice(j, j + 1)) for j in range(len(links.names))]
-        orders = [Work(work.round, work.seed, [links.me], one) for one in received]
-        answers = concatenate([super(AskedAgents, self).execute(order).messages for order in orders])
+        question, me = cast_checked(self.algorithm, OneRound), self.links.me
+        own = self.data.of(torch.tensor([me]))
 
-        def share() -> float | None:
-            shares = [answer_share(asked, self.problem, one, own) for one in received]
+        def answer(received: Work) -> State:
+            return super(AskedAgents, self).execute(received).messages
+
+        def share(received: Sequence[State]) -> float | None:
+            shares = [answer_share(question, self.problem, one, own) for one in received]
             known = [one for one in shares if one is not None]
             return max(known) if len(known) == len(shares) else None
 
-        found, _ = links.spread(
-            first._replace(step=links.peers.diameter),
-            {name: value[None] for name, value in answers.items()},
-            wait,
-            True,
-            asked.answer_kind,
-            share,
-            asked.cells(answers),
-        )
-        return Reply({name: value[:, links.me] for name, value in found.items()}, {})
+        asked = select(work.shared, torch.tensor([me]))
+        return Reply(self.exchange(work, asked, answer, question.answer_kind, share, question.cells), {})

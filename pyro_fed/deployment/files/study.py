@@ -48,13 +48,15 @@ from pyro_fed.deployment.files.letter import (
 )
 from pyro_fed.deployment.review import digest_of, named_digest, study_review
 from pyro_fed.deployment.signing_keys import fingerprint_of, load_signing_key, public_text, write_signing_key
-from pyro_fed.errors import CheckpointError, ProtocolError, SettingError
+from pyro_fed.errors import CheckpointError, ProtocolError, SettingError, listed
 from pyro_fed.recipes.library import find_model, find_recipe
 from pyro_fed.runtime.checkpoint import Lock
 
 #: Names of the files in a study's folder.
 STUDY, MODEL, RECIPE, KEY, PUBLIC = "study.json", "model.py", "recipe.toml", "coordinator.key", "coordinator.pub"
 RESULT, STOPPED, QUESTIONS, REVIEW = "result.nc", "result.stopped.nc", "questions.json", "review.json"
+#: What `study.json` says of every study.
+FACTS = ("name", "id", "sites", "options", "versions", "needs", "model", "recipe", "files")
 OUTBOX, ANSWERS, EXCHANGES, KEYS, REFUSED = "outbox", "answers", "exchanges", "keys", "refused"
 
 
@@ -85,6 +87,11 @@ class Study:
         if not (folder / STUDY).exists():
             raise SettingError(f"{folder / STUDY}: there is no study here; pyro-fed study init begins one")
         study = cls(folder, read_json(folder / STUDY))
+        if lacking := [name for name in FACTS if name not in study.content]:
+            raise CheckpointError(
+                f"{folder / STUDY} lacks {listed(lacking)}: another version of pyro_fed has begun this study. Go on "
+                "with that version, or begin a new study"
+            )
         if study.content["versions"] != versions():
             begun, here = (
                 ", ".join(f"{name} {version}" for name, version in found.items())

@@ -24,7 +24,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 
 from pyro_fed.deployment.flower.masks import MASKED, PROTOCOL, asks_for_a_sum, sums_mod
-from pyro_fed.deployment.flower.wire import KEPT, POLICY_KEY, client_name
+from pyro_fed.deployment.flower.wire import KEPT, MESSAGE, POLICY_KEY, SETTINGS, client_name
 from pyro_fed.errors import OURS, PolicyError, ProtocolError
 
 if TYPE_CHECKING:
@@ -98,6 +98,9 @@ class Leaving:
                 return call_next(message, context)
             asked, before = content_bytes(message), state_hash(context)
             reply = call_next(message, context)
+            if MESSAGE in reply.content:  # the rules under which it leaves, for a reviewer
+                settings: Any = reply.content[SETTINGS]
+                settings.update({"policy": gate.policy.digest, "approval": gate.approval})
             gate.rows = self.site().num_rows(context)
             gate.release(self._outgoing(message, context, reply, asked, before))
             return reply
@@ -200,7 +203,6 @@ def client_app(
     @app.query()
     def describe(message: Message, context: Context) -> Message:
         from pyro_fed.density.compiling.compiler import threads
-        from pyro_fed.deployment.flower.wire import SETTINGS
 
         with threads(1):
             return Message(RecordDict({SETTINGS: site().describe(context)}), reply_to=message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -15,12 +16,15 @@ from pyro_fed.algorithm.states import State, write
 from pyro_fed.conventions.calls import cast_checked
 from pyro_fed.deployment.flower.joining import ANEW, GONE, MAX_POLL_SECONDS, Post, Roll, node_descriptions
 from pyro_fed.deployment.flower.secure import MIN_SUMMED_CLIENTS, SecAgg, SecureRound, Summed, check_secure, stand_ins
-from pyro_fed.deployment.flower.wire import LOST, SETTINGS, bytes_of, failure_clause, pack
+from pyro_fed.deployment.flower.wire import LOST, SETTINGS, bytes_of, failure_clause, pack, record_of
 from pyro_fed.deployment.remote.clients import RemoteClients
 from pyro_fed.errors import ProtocolError, SettingError
 from pyro_fed.runtime.executors.base import LOG_LIK, Reply, Work
 from pyro_fed.runtime.executors.remote import Request, WorkerPhase
 from pyro_fed.runtime.messages import Header, Mailbox
+
+#: A SHA-256, or nothing.
+HASH = re.compile(r"([0-9a-f]{64})?")
 
 #: Why a client whose state is lost takes no part.
 NOWHERE = (
@@ -218,9 +222,21 @@ class Flower(RemoteClients):
         try:
             if LOST in reply.content.get(SETTINGS, {}):
                 return self._without_state(client, "has lost its state")
-            return self.decoded(client, request, bytes_of(reply.content))
+            answer = self.decoded(client, request, bytes_of(reply.content))
+            self._note_rules(client, record_of(reply.content, SETTINGS))
+            return answer
         except ProtocolError as error:
             return f"sent something that is not a reply: {error!s:.300}"
+
+    def _note_rules(self, client: int, settings: Any) -> None:
+        """Note the hashes of the rules under which a reply has left, if the site has a policy."""
+        policy, approval = (str(settings.get(name, "")) for name in ("policy", "approval"))
+        for text in (policy, approval):
+            if not HASH.fullmatch(text):
+                raise ProtocolError(
+                    f"the hash of a policy or an approval is 64 hexadecimal digits, received {text!r:.80}"
+                )
+        self.roll.rules.setdefault(self.names[client], set()).add((policy, approval))
 
     def _without_state(self, client: int, reason: str) -> str:
         """A clause on a client without its state, which is asked again if the server has a copy of that."""

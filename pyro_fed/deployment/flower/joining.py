@@ -102,11 +102,15 @@ CLIENTS, MAX_CLIENTS_FILE_BYTES = "clients.json", 10**8
 
 @dataclass
 class Roll:
-    """A run's clients in the order of their numbers, their nodes (None: not here), and nodes that belong to none."""
+    """A run's clients in the order of their numbers, their nodes (None: not here), and nodes that belong to none.
+
+    `rules` are those under which their replies have left, as they say.
+    """
 
     clients: list[Description]
     nodes: list[int | None]
     strangers: set[int] = field(default_factory=set)
+    rules: dict[str, set[tuple[str, str]]] = field(default_factory=dict)  # hashes of policy and approval, by client
 
     def __str__(self) -> str:
         """The clients' names, and which of them are away."""

@@ -27,7 +27,7 @@ from pyro_fed.recipes import library
 from pyro_fed.recipes import recipe as recipes
 from pyro_fed.recipes.library import labels_in, load_model
 from pyro_fed.results.inference_data import check_savable
-from pyro_fed.runtime.checkpoint import Checkpoint, latest
+from pyro_fed.runtime.checkpoint import Checkpoint, latest, state_files
 from pyro_fed.runtime.run import check_folders, check_numbers, check_seconds
 from pyro_fed.runtime.start import is_result, read_start
 
@@ -72,9 +72,9 @@ def server_app(
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         settings = read_configuration(context.run_config, own, secure_aggregation)
-        out = Path(settings.out).absolute()
+        out, start = Path(settings.out).absolute(), _start_digest(settings.options.get("start"))
         try:
-            result = serve(grid, model, recipe, settings, template)
+            result, roll = _serve(grid, model, recipe, settings, template)
         except StoppedError as error:
             if error.result is not None:
                 kept = out.with_name(out.stem + STOPPED)
@@ -82,7 +82,7 @@ def server_app(
                 LOG.error("The run was stopped; its result so far is in %s", kept)
             raise
         write_result(result, out)
-        _write_review(result, out, model, recipe, settings)
+        _write_review(result, out, model, recipe, settings, roll, start)
         LOG.info("Written to %s; read it by arviz.from_netcdf(%r)", out, str(out))
 
     return app
@@ -90,6 +90,13 @@ def server_app(
 
 def serve(grid: Grid, model: str | Path, recipe: str | Path, settings: Configuration, template: Any = None) -> Any:
     """The result of a recipe run with the clients that join, without the groups that need rows; and the answers."""
+    return _serve(grid, model, recipe, settings, template)[0]
+
+
+def _serve(
+    grid: Grid, model: str | Path, recipe: str | Path, settings: Configuration, template: Any
+) -> tuple[Any, Roll]:
+    """The result of `serve`, and the clients."""
     module, chosen = load_model(model, with_data=False), recipes.load(recipe)
     settings.run_options(chosen, settings.num_clients)  # its errors are raised before the wait
     options, checkpoint = settings.options, settings.options.get("checkpoint")
@@ -127,20 +134,43 @@ def serve(grid: Grid, model: str | Path, recipe: str | Path, settings: Configura
         result = with_answer(result, federation, Flower(grid, roll, settings.timeout), module, name)
     for name in sorted(set(result.attrs) - before):
         LOG.error("%s: %s", name.replace("_", " "), result.attrs[name])
-    return result
+    return result, roll
 
 
-def _write_review(result: Any, out: Path, model: str | Path, recipe: str | Path, settings: Configuration) -> None:
+def _start_digest(start: str | None) -> str | None:
+    """Name and SHA-256 of the file from which a run starts, a result or the latest state of a checkpoint."""
+    if start is None or not Path(start).exists():  # which `run` reports
+        return None
+    path = Path(start)
+    files = [path] if path.is_file() else state_files(path)
+    return named_digest(files[-1]) if files else None
+
+
+def _write_review(
+    result: Any,
+    out: Path,
+    model: str | Path,
+    recipe: str | Path,
+    settings: Configuration,
+    roll: Roll,
+    start: str | None,
+) -> None:
     """Write what a reviewer asks beside the result; each site's own ledger has its rules and what left in detail."""
     options = {**settings.options, **settings.specs, "seed": int(result.attrs["seed"])}
     questions = [*([] if settings.loo is None else [LOO]), *settings.about_clients, *settings.estimands]
+    sites = site_entries(result)
+    for client in roll.clients:
+        rules = roll.rules.get(client.name, set())
+        own = {name: sorted({one[at] for one in rules}) for at, name in enumerate(("policy", "approval"))}
+        sites[client.name] = {"rows": client.num_rows, **sites[client.name], **own}
     review = study_review(
         out,
         model=named_digest(library.find_model(model)),
         recipe=named_digest(library.find_recipe(recipe)),
         options=options,
-        sites=site_entries(result),
+        sites=sites,
         questions=questions,
+        start=start,
         secure_aggregation=None if settings.secure is None else str(settings.secure),
     )
     LOG.info("For a reviewer: %s", write_review(review, out))

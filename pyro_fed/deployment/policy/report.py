@@ -119,15 +119,17 @@ def preview(
 
 
 def questions(module: Any, problem: Problem) -> tuple[Sent, ...]:
-    """The questions that a server may ask besides a recipe, of a model's module and its densities."""
+    """The questions that a server or other agents may ask besides a recipe, of a model's module and its densities."""
     estimands = named_questions(module, problem).items()
     draws = {"draws.": torch.empty(1, MAX_ASKED_DRAWS)}
+    precision = (problem.dim, problem.dim) if problem.traits.few_parameters else (problem.dim,)
     return (
         *(
             Sent("estimate", name, 1, {n: tuple(one.shape) for n, one in asked.reply_like(draws).items()})
             for name, asked in estimands
         ),
         Sent("log_likelihood", "the audit, influence and leave_one_client_out", 1, {LOG_LIK: (MAX_ASKED_DRAWS,)}),
+        Sent("state", "leave_one_client_out among agents", 1, {"precision": precision, "eta": (problem.dim,)}),
         Sent("loo", "leave-one-out", 1, {"sums": (len(loo.SUMS),)}),
     )
 
@@ -167,7 +169,7 @@ def write_report(path: Path, ledger: Path, head: str | None = None) -> None:
         checked=head is not None,
         chain=_chain(lines, head),
         facts=_facts(lines, left, refused),
-        tables=[_by_kind(left), _refusal_table(refused), _rules(lines)],
+        tables=[_by_kind(left), _refusal_table(refused), rules_table(lines)],
         messages=_list(lines),
         colophon=f"Made by pyro-fed node report, pyro_fed {VERSION}, from a ledger with the SHA-256 "
         f"{hashlib.sha256(ledger.read_bytes()).hexdigest()}.",
@@ -195,9 +197,10 @@ def _chain(lines: list[Line], head: str | None) -> str:
     return f"Each line was checked, up to and beyond the one whose hash was kept elsewhere: all are there. {last}"
 
 
-def _table(
+def table(
     title: str, note: str, columns: list[str], rows: Iterable[Iterable[object]], none: str = ""
 ) -> dict[str, Any]:
+    """A table of the page; `none` is what it says without rows."""
     return {"title": title, "note": note, "columns": columns, "rows": [list(row) for row in rows], "none": none}
 
 
@@ -211,17 +214,18 @@ def _by_kind(left: list[Line]) -> dict[str, Any]:
         numbers = sum(one["numbers"] for one in some)
         rows.append([kind, KINDS.get(kind, ""), to, f"{len(some):,}", f"{numbers:,}", each, dates])
     columns = ["kind", "what it says", "to", "messages", "numbers", "most numbers in a message for each row", "when"]
-    return _table("What left, and how often", "Times are UTC.", columns, rows, "Nothing has left.")
+    return table("What left, and how often", "Times are UTC.", columns, rows, "Nothing has left.")
 
 
 def _refusal_table(refused: list[Line]) -> dict[str, Any]:
     counts = Counter((str(one["refused_by"]), str(one["kind"])) for one in refused)
     rows = [[rule, kind, f"{count:,}"] for (rule, kind), count in counts.most_common()]
     note = "These messages were computed, judged and not sent."
-    return _table("What was refused", note, ["by the rule", "kind", "messages"], rows, "No message was refused.")
+    return table("What was refused", note, ["by the rule", "kind", "messages"], rows, "No message was refused.")
 
 
-def _rules(lines: list[Line]) -> dict[str, Any]:
+def rules_table(lines: list[Line]) -> dict[str, Any]:
+    """The rules in force at a ledger's lines, as a table of the page."""
     rows: list[list[str]] = []
     for line in lines:
         if "rules" in line:
@@ -236,7 +240,7 @@ def _rules(lines: list[Line]) -> dict[str, Any]:
         f"Approved by the site: {', '.join(approvals)}." if approvals else "The site had approved nothing by hash."
     )
     note = f"Rules of policy.toml, which the site's own process applies before a message is sent. {approved}"
-    return _table("Under which rules", note, ["rule", "from", "hash of the rules"], rows)
+    return table("Under which rules", note, ["rule", "from", "hash of the rules"], rows)
 
 
 def _value_in_words(value: object) -> str:
@@ -275,4 +279,4 @@ def _list(lines: list[Line]) -> dict[str, Any]:
     more = len(lines) - len(rows)
     note = f"The latest {len(rows):,}; {more:,} earlier ones are in the ledger." if more else "All of them."
     columns = ["number", "time (UTC)", "kind", "to", "round", "left", "numbers", "bytes", "SHA-256, its beginning"]
-    return _table("Every message", note, columns, rows)
+    return table("Every message", note, columns, rows)

@@ -51,10 +51,22 @@ KINDS = {
     "loo": "eleven sums over the rows, for leave-one-out and WAIC",
     "table": "counts, means and SDs of columns by group",
     "estimate": "sums of an estimand of the model's file at given draws, numbers of rows and of ones, by group",
+    "effect": "mean and SD of the site's own effects given the shared parameters, by a person's consent",
     "notice": "that the site has failed or leaves: its name, an exception's class, file and line of code",
 }
 #: Kinds that are computed from the rows' values, to which the rules on numbers of rows, shares and rounds apply.
-COMPUTED = ("update", "state", "masked", "indicator", "log_likelihood", "loo", "statement", "table", "estimate")
+COMPUTED = (
+    "update",
+    "state",
+    "masked",
+    "indicator",
+    "log_likelihood",
+    "loo",
+    "statement",
+    "table",
+    "estimate",
+    "effect",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,10 +178,10 @@ def estimand_share(found: RowValues | None) -> float | None:
 
 
 def answer_share(question: OneRound, problem: Problem, shared: State, data: ClientData) -> float | None:
-    """The largest share of a row of one client in its answer to a question, at the draws that it has received."""
+    """The largest share of a row of one client in its answer to a question, at the draws that it got, if any."""
     if isinstance(question, RowSums):
         return estimand_share(question.values_of(problem, shared, data, 0))
-    return rows_share(problem, data, shared["draws"][0])
+    return rows_share(problem, data, shared["draws"][0] if "draws" in shared else None)
 
 
 def level_counts(problem: Problem) -> dict[str, int]:

@@ -15,7 +15,12 @@ import torch
 import xarray as xr
 
 from pyro_fed.analysis.criticism.influence import checked_draws, influence, influence_by_weights
-from pyro_fed.analysis.criticism.leave_out import asked_log_likelihoods, leave_out_by_log_likelihoods
+from pyro_fed.analysis.criticism.leave_out import (
+    SitesAt,
+    asked_log_likelihoods,
+    asked_sites,
+    leave_out_by_log_likelihoods,
+)
 from pyro_fed.analysis.criticism.loo import chosen_site, loo_and_waic, observed_plates
 from pyro_fed.analysis.judging.calibration import OF_DEPLOYMENT
 from pyro_fed.analysis.predicting.estimand import estimand_by_rounds
@@ -28,6 +33,7 @@ from pyro_fed.ops.arviz_versions import group_of, with_group
 from pyro_fed.ops.entries import evenly
 from pyro_fed.runtime.executors import Executor
 from pyro_fed.runtime.executors.base import MAX_ASKED_DRAWS
+from pyro_fed.runtime.executors.remote import Remote
 
 #: Names of the groups in the result; that of an estimand is `estimand_NAME`.
 LOO, INFLUENCE, ESTIMAND, LEFT_OUT = "loo", "influence", OF_DEPLOYMENT, "leave_one_client_out"
@@ -104,7 +110,10 @@ def with_left_out(result: Any, federation: ClaimedFederation, executor: Executor
     def left_out() -> xr.Dataset:
         with torch.no_grad():
             ask = partial(asked_log_likelihoods, federation, executor, False)
-            return xr.Dataset.from_dataframe(leave_out_by_log_likelihoods(result, federation, MAX_ASKED_DRAWS, ask))
+            # A client of a server sends its site by its recipe alone.
+            sites = None if isinstance(executor, Remote) else partial(asked_sites, federation, executor)
+            found = leave_out_by_log_likelihoods(result, federation, MAX_ASKED_DRAWS, ask, sites)
+            return xr.Dataset.from_dataframe(found)
 
     return _with_answer(result, LEFT_OUT, left_out)
 
@@ -115,6 +124,8 @@ ABOUT_CLIENTS: dict[str, Callable[[Any, ClaimedFederation, Executor], Any]] = {
     INFLUENCE: with_influence,
     LEFT_OUT: with_left_out,
 }
+#: The kinds of messages, of `policy.rules.KINDS`, that an agent's answers to them are; to an estimand, "estimate".
+ANSWER_KINDS = {LOO: ("loo",), INFLUENCE: ("log_likelihood",), LEFT_OUT: (SitesAt.answer_kind, "log_likelihood")}
 
 
 def _with_answer(result: Any, group: str, answer: Callable[[], xr.Dataset]) -> Any:

@@ -35,6 +35,7 @@ def squared(draw, rows):
 
 ESTIMANDS = {"squared": {"f": squared}, "shifted": {"by": "client"}}
 """
+QUESTIONS = ("squared", "loo", "shifted", "influence", "leave_one_client_out")
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def rehearsal(tmp_path_factory):
     peers_file(folder, names, 'graph = "star"')
     (folder / "model.py").write_text(MODEL)
     module = load_model(folder / "model.py", with_data=False)
-    options = {"num_rounds": 3, "questions": ("squared", "loo", "shifted"), "file": folder / "model.py"}
+    options = {"num_rounds": 3, "num_draws": 400, "questions": QUESTIONS, "file": folder / "model.py"}
     agents = Rehearsal(folder, pf.P2PVI(), **options)
     for name in names:
         site = folder / f"site-{name}"
@@ -86,12 +87,37 @@ def test_leave_one_out_is_the_simulations(rehearsal):
         assert found["loo"]["good"].values.sum() == expected["k_counts"]["good"]
 
 
+def test_how_the_others_predict_an_agent_is_that_of_the_simulation_to_the_bit(rehearsal):
+    """At an agent's own draws, around the sites that all send it; no row's own number leaves."""
+    agents, fed, _ = rehearsal
+    for name in NAMES[:3]:
+        idata = az.from_netcdf(str(agents.out(name)))
+        found = idata["leave_one_client_out"].to_dataframe()
+        expected = pf.leave_one_client_out(idata, fed, num_draws=4000, refit=False)
+        assert found.index.tolist() == expected.index.tolist() and "elpd_rows" not in found
+        for column in ("rows", "elpd", "se", "pareto_k", "by"):
+            assert found[column].tolist() == expected[column].tolist(), column
+
+
+def test_influence_is_that_of_the_simulation(rehearsal):
+    agents, fed, _ = rehearsal
+    for name in NAMES[:3]:
+        idata = az.from_netcdf(str(agents.out(name)))
+        found, expected = idata["influence"], pf.influence(idata, fed)
+        by_draws = found["by"].values == "draws"
+        np.testing.assert_array_equal(by_draws, expected["by"].values == "draws")
+        assert by_draws.any()
+        for figure in ("shift", "sd_ratio", "influence"):
+            np.testing.assert_allclose(found[figure].values[by_draws], expected[figure].values[by_draws], atol=1e-12)
+
+
 def test_the_ledger_has_the_answers(rehearsal):
     agents, _, _ = rehearsal
     for name in NAMES[:3]:
         lines = verify(agents.folder / f"site-{name}" / "what_left.jsonl")
-        answers = [line for line in lines if line["kind"] in ("estimate", "loo")]
-        assert [line["kind"] for line in answers] == ["estimate", "loo", "estimate"]
+        answers = [line for line in lines if line["kind"] in ("estimate", "loo", "log_likelihood", "state")]
+        kinds = ["estimate", "loo", "estimate", "log_likelihood", "state", "log_likelihood"]
+        assert [line["kind"] for line in answers] == ["log_likelihood", *kinds]  # the first is the audit's
         assert all(line["left"] and line["to"] == "neighbours" for line in answers)
 
 

@@ -1,5 +1,6 @@
 """A study by files: the simulation's draws to the bit; files that are late, doubled, changed, unsigned or missing."""
 
+import json
 import shutil
 from importlib.util import find_spec
 
@@ -412,6 +413,9 @@ def test_a_study_whose_files_were_changed_says_so(case):
         path.write_text(kept)
     path = case.study / "study.json"
     kept = path.read_text()
+    path.write_text(json.dumps({name: one for name, one in json.loads(kept).items() if name != "files"}))
+    with pytest.raises(CheckpointError, match="lacks files: another version of pyro_fed has begun this study"):
+        case.combine()
     path.write_text(kept.replace('"seed": 0', '"seed": 1'))
     with pytest.raises(CheckpointError, match="asks north, south, west another question in exchange 1"):
         case.combine()

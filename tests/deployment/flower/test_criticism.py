@@ -238,19 +238,33 @@ def test_a_reviewer_finds_versions_hashes_and_what_left_beside_the_result(flower
     from types import SimpleNamespace
 
     from pyro_fed.deployment.flower.server import server_app
+    from pyro_fed.deployment.policy import Policy
+    from pyro_fed.deployment.policy.approval import approve
 
-    model, recipes = flower.write_case(tmp_path, {"FedLaplace": ""})
-    out = tmp_path / "posterior.nc"
-    config = {"num-clients": 3, "compile": "off", "audit": False, "seed": 5, "influence": True, "out": str(out)}
-    server_app(model, recipes["FedLaplace"])(flower.grid(model, recipes), SimpleNamespace(run_config=config))
+    model, recipes = flower.write_case(tmp_path, {"FedEP": ""})
+    out, start, grid = tmp_path / "posterior.nc", tmp_path / "start.nc", flower.grid(model, recipes)
+    config = {"num-clients": 3, "compile": "off", "audit": False, "seed": 5, "influence": True, "out": str(start)}
+    server_app(model, recipes["FedEP"])(grid, SimpleNamespace(run_config=config))
+    (tmp_path / "policy.toml").write_text("min_rows = 2\n")
+    approve(tmp_path, model, [recipes["FedEP"]], Policy.read(tmp_path / "policy.toml"))
+    grid.contexts[101].node_config["policy"] = str(tmp_path / "policy.toml")
+    config |= {"out": str(out), "start": str(start)}
+    server_app(model, recipes["FedEP"])(grid, SimpleNamespace(run_config=config))
     found = json.loads((tmp_path / "posterior.review.json").read_text())
     assert found["versions"]["numpy"] == version("numpy") and found["options"]["seed"] == 5
     assert found["questions"] == ["influence"]
     assert found["model"] == f"{model.name} {hashlib.sha256(model.read_bytes()).hexdigest()}"
-    assert found["recipe"].endswith(hashlib.sha256(recipes["FedLaplace"].read_bytes()).hexdigest())
+    assert found["recipe"].endswith(hashlib.sha256(recipes["FedEP"].read_bytes()).hexdigest())
     assert found["result"] == hashlib.sha256(out.read_bytes()).hexdigest()
     sent = az.from_netcdf(str(out))["federation"]["bytes_up"].sum("round").astype(int)
     assert {name: one["bytes_left"] for name, one in found["sites"].items()} == dict(
         zip(sent["client"].values.tolist(), sent.values.tolist(), strict=True)
     )
     assert len(found["sites"]) == 3 and min(sent.values) > 0
+    assert [one["rows"] for one in found["sites"].values()] == unequal_lines().row_counts.tolist()
+    assert found["start"] == f"start.nc {hashlib.sha256(start.read_bytes()).hexdigest()}"
+    rules = {name: (one["policy"], one["approval"]) for name, one in found["sites"].items()}
+    approved = json.loads((tmp_path / "approved" / "approval.json").read_text())["hash"]
+    assert rules["1"] == ([Policy(min_rows=2).digest], [approved]) and rules["0"] == rules["2"] == ([""], [""])
+    before = json.loads((tmp_path / "start.review.json").read_text())
+    assert before["start"] is None and before["sites"]["1"]["policy"] == [""]

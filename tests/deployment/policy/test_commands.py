@@ -57,6 +57,7 @@ def test_an_approval_says_what_will_leave_and_is_written_once_it_is_given(place)
         r"log_likelihood, the audit, influence and leave_one_client_out, once: .* 4,000 numbers .* REFUSED by max_",
         text,
     )
+    assert "state, leave_one_client_out among agents, once" in text and "6 numbers (precision 2 x 2, eta 2)" in text
     assert re.search(r"update, FedEP[^;]*; \d numbers \([^)]*\), 0.1\d* for each row; may leave", text)
     assert "at most 9 updates and answers to questions leave in all" in text
     said = asked(place, "--data", str(place / "rows.npz"))
@@ -121,3 +122,88 @@ def test_a_ledger_is_verified_and_reported(place):
     for command in (["verify", str(ledger)], ["report", str(ledger), "--out", str(page)]):
         said = CliRunner().invoke(main, ["node", *command, "--head", head])
         assert said.exit_code == 2 and "lines were removed from the end" in " ".join(said.output.split())
+
+
+WARDS = '''
+"""Wards with effects of their own."""
+import pyro
+import pyro.distributions as dist
+
+PLATE, ROWS = "ward", {"patient": "ward_idx"}
+
+
+def model(num_wards, ward_idx, y):
+    centre = pyro.sample("centre", dist.Normal(0.0, 1.0))
+    with pyro.plate("ward", num_wards):
+        level = pyro.sample("level", dist.Normal(centre, 0.5))
+    with pyro.plate("patient", len(y)):
+        pyro.sample("y", dist.Normal(level[ward_idx], 1.0), obs=y)
+'''
+
+
+OF_PATIENTS = '''
+"""A latent of each patient."""
+import pyro
+import pyro.distributions as dist
+
+PLATE = "patient"
+
+
+def model(y):
+    centre = pyro.sample("centre", dist.Normal(0.0, 1.0))
+    with pyro.plate("patient", len(y)):
+        level = pyro.sample("level", dist.Normal(centre, 0.5))
+        pyro.sample("y", dist.Normal(level, 1.0), obs=y)
+'''
+
+
+def test_own_effects_leave_as_two_numbers_each_once_a_person_consents(tmp_path):
+    """The oracle is the conjugate posterior given the shared parameter, which the result has at one value."""
+    import xarray as xr
+
+    from pyro_fed.results.to_arviz import make_inference_data
+
+    site, y = tmp_path / "site", np.array([0.5, 1.5, 2.5, 0.0, 1.0])
+    site.mkdir()
+    (site / "policy.toml").write_text("min_cell = 2\n")
+    (tmp_path / "wards.py").write_text(WARDS)
+    rows = {"num_wards": 2, "ward_idx": np.array([0, 0, 0, 1, 1]), "y": y}
+    np.savez(tmp_path / "rows.npz", **rows)
+    draws = xr.Dataset({"centre": (["chain", "draw"], np.full((1, 4000), 1.0))})
+    make_inference_data({"posterior": draws}, {"local_sites": "level"}).to_netcdf(str(tmp_path / "result.nc"))
+
+    def asked(answer="y\n"):
+        names = ("wards.py", "result.nc", "--data", "rows.npz", "--policy", "site/policy.toml")
+        names = (*names, "--out", "out.json", "--page", "page.html")
+        given = [str(tmp_path / one) if "." in one else one for one in names]
+        return CliRunner().invoke(main, ["node", "effects", *given, "--name", "north"], input=answer)
+
+    assert asked("n\n").exit_code == 1
+    assert not (tmp_path / "out.json").exists() and not (site / "what_left.jsonl").exists()
+    page = (tmp_path / "page.html").read_text()
+    for words in ("level[0]", "level[1]", "smallest of which has 2", "sent them 0 times", "how to withdraw"):
+        assert words in page
+    said = asked()
+    assert said.exit_code == 0, said.output
+    left = json.loads((tmp_path / "out.json").read_text())
+    assert left["site"] == "north" and set(left["effects"]) == {"level[0]", "level[1]"}
+    for number, own in enumerate((y[:3], y[3:])):
+        precision = 4 + len(own)
+        found = left["effects"][f"level[{number}]"]
+        assert set(found) == {"mean", "sd"}
+        assert found["mean"] == pytest.approx((4 + own.sum()) / precision, abs=5 / np.sqrt(4000 * precision))
+        assert found["sd"] == pytest.approx(precision**-0.5, rel=5 / np.sqrt(2 * 4000))
+    (line,) = verify(site / "what_left.jsonl")
+    assert (line["kind"], line["left"], line["numbers"]) == ("effect", True, 4)
+    assert asked("n\n").exit_code == 1 and "sent them 1 times" in (tmp_path / "page.html").read_text()
+    (site / "policy.toml").write_text("min_cell = 3\n")  # of the second ward's two patients
+    refused = asked()
+    assert isinstance(refused.exception, PolicyError) or "min_cell" in refused.output
+    assert "rules forbid it: a cell has fewer than 3 rows" in (tmp_path / "page.html").read_text()
+    assert [line["left"] for line in verify(site / "what_left.jsonl")] == [True, False]
+    (tmp_path / "wards.py").write_text(OF_PATIENTS)
+    np.savez(tmp_path / "rows.npz", y=y)
+    (tmp_path / "out.json").unlink()
+    said = asked()
+    assert "its latents are that row's own" in f"{said.output} {said.exception}"
+    assert not (tmp_path / "out.json").exists() and len(verify(site / "what_left.jsonl")) == 2
