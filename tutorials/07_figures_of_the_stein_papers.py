@@ -104,6 +104,7 @@ right.axhline(kl(pooled), color="black", linestyle="--", label="SVGD, pooled")
 right.set(xlabel="round", ylabel="KL(exact ‖ q)", yscale="log")
 right.legend(frameon=False)
 print({name: [round(kl(one), 3) for one in values] for name, values in curves.items()}, "SVGD", round(kl(pooled), 3))
+plt.show()
 
 # %% [markdown]
 # After one round the particles know agent 1 alone; after the second both modes are there. From then on both forms stay

@@ -347,12 +347,12 @@ def _file_stem(rows: str | Path | pd.DataFrame) -> str:
 
 
 @checked
-def check(codebook: Codebook, rows: str | Path | pd.DataFrame, site: str = "", fewest: int | None = None) -> SiteCheck:
+def check(codebook: Codebook, data: str | Path | pd.DataFrame, site: str = "", fewest: int | None = None) -> SiteCheck:
     """Check a site's table against the codebook, and summarise what may leave the site.
 
     Args:
         codebook: of `read_codebook`.
-        rows: the path of a CSV file, or a data frame.
+        data: the path of a CSV file, or a data frame.
         site: the site's name; by default that of the file.
         fewest: the least number of rows about which a figure may leave, if the site wants more than the codebook's.
 
@@ -371,19 +371,19 @@ def check(codebook: Codebook, rows: str | Path | pd.DataFrame, site: str = "", f
         >>> path = checked.summary.write("albany.json")
     """
     check_installed()
-    site = site or _file_stem(rows)
+    site = site or _file_stem(data)
     check_shown_name(site)
     if fewest is not None:
         if fewest < codebook.fewest:
             raise SettingError(f"check: fewest must be at least the codebook's, {codebook.fewest}; received {fewest}")
         codebook = replace(codebook, fewest=fewest)
-    table = read_table(rows)
-    findings, data = findings_of(table, codebook, site)
-    return SiteCheck(findings, summarise(data.frame, codebook, site, [one.finding for one in findings]))
+    table = read_table(data)
+    findings, parsed = findings_of(table, codebook, site)
+    return SiteCheck(findings, summarise(parsed.frame, codebook, site, [one.finding for one in findings]))
 
 
 @checked
-def read_rows(codebook: Codebook, rows: str | Path | pd.DataFrame, site: str = "") -> pd.DataFrame:
+def read_rows(codebook: Codebook, data: str | Path | pd.DataFrame, site: str = "") -> pd.DataFrame:
     """A site's table in the codebook's types, as a model takes it.
 
     Categories have the codebook's levels in the codebook's order at every site, missing codes are missing values, dates
@@ -391,7 +391,7 @@ def read_rows(codebook: Codebook, rows: str | Path | pd.DataFrame, site: str = "
 
     Args:
         codebook: of `read_codebook`.
-        rows: the path of a CSV file, or a data frame.
+        data: the path of a CSV file, or a data frame.
         site: the site's name; by default that of the file.
 
     Raises:
@@ -404,15 +404,15 @@ def read_rows(codebook: Codebook, rows: str | Path | pd.DataFrame, site: str = "
         ['male', 'female']
     """
     check_installed()
-    site = site or _file_stem(rows)
-    findings, data = findings_of(read_table(rows), codebook, site)
+    site = site or _file_stem(data)
+    findings, parsed = findings_of(read_table(data), codebook, site)
     doubts = [one.finding for one in findings if one.finding.is_doubt]
     if doubts:
         raise DataError(
             f"read_rows: the table of {site or 'this site'} contradicts the codebook: "
             f"{listed(one.text for one in doubts)}. pyro-fed check shows the rows"
         )
-    frame = data.frame
+    frame = parsed.frame
     for name in codebook.of_type("category"):
         if name in frame:
             column = codebook.columns[name]

@@ -42,6 +42,8 @@ class BoundModel:
     noticed: Noticed = field(default_factory=Noticed, repr=False)
     # names of sites whose density is zero beyond the constraints of their parameters, see `running.site_values`
     walls: set[str] = field(default_factory=set)
+    # errors on rows whose second derivatives are finite by forward over reverse mode alone, see `ops.batched`
+    forward_mode: list[ModelError] = field(default_factory=list, repr=False)
     # errors on rows whose second derivatives are finite at no point
     without_curvature: list[ModelError] = field(default_factory=list, repr=False)
     # errors on rows with a density but without derivatives on a part of the space
@@ -160,6 +162,9 @@ class RowDensities(Protocol):
 
     @property
     def widest(self) -> int: ...
+
+    @property
+    def forward_mode(self) -> bool: ...
 
     def doubled(self) -> RowDensities: ...
 

@@ -94,6 +94,11 @@ class Problem:
         return self.bound.arguments
 
     @property
+    def forward_mode(self) -> bool:
+        """Whether second derivatives are taken by forward over reverse mode."""
+        return bool(self.bound.forward_mode)
+
+    @property
     def plate(self) -> str:
         """Name of the partitioned plate."""
         return self.bound.plate

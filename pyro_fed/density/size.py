@@ -46,6 +46,11 @@ def cost_of(problem: Problem) -> Cost:
     return Cost(row[0], sum(base + (count - 1) * increment for base, increment in zip(one, row, strict=True)))
 
 
+def numbers_of_row(problem: Problem) -> int:
+    """Numbers in all results of a run on one row, with those that all rows share, such as a covariance."""
+    return int(_run_cost(problem, tuple(leaf[:1] for leaf in problem.rows))[0])
+
+
 def _run_cost(problem: Problem, rows: tuple[Tensor, ...]) -> tuple[float, float]:
     """Numbers in the results of a run, and operations of its matrix products."""
     z = torch.zeros(problem.dim, dtype=problem.dtype, device=rows[0].device)

@@ -159,7 +159,7 @@ def _is_regular(problem: RowDensities, point: Tensor) -> bool:
         return value, value
 
     try:
-        slopes, bends, value = slopes_and_bends(density, point, point.new_zeros(0))
+        slopes, bends, value = slopes_and_bends(density, point, point.new_zeros(0), problem.forward_mode)
     except FAILURES:  # without a second, or even a first, derivative
         return _all_finite(problem, point[None])
     required_parts = (value, *slopes) if problem.bound.without_curvature else (value, *slopes, *bends)

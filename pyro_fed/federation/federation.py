@@ -317,6 +317,8 @@ class Federation:
         """Names of the clients that hold some of the rows, as the beginning of a message; "" without rows."""
         each = zip(self.client_names, self.client_rows, strict=True)
         held = [name for name, own in each if not set(rows).isdisjoint(own.tolist())]
+        if len(held) == 1:
+            return f"{self._place(rows[0])}{' and others' if len(rows) > 1 else ''}: "
         return f"clients {listed(held)} (first: {self._place(rows[0])}): " if rows else ""
 
     # -- clients --------------------------------------------------------------------------------------------

@@ -84,12 +84,28 @@ class Moments(NamedTuple):
         return value & self.score.isfinite().all(-1) & self.curvature.isfinite().flatten(value.dim()).all(-1)
 
 
-def second_order(log_density: Callable[[Tensor], Tensor], z: Tensor, vmap: Callable[..., Any]) -> Moments:
+def second_order(
+    log_density: Callable[[Tensor], Tensor], z: Tensor, vmap: Callable[..., Any], forward: bool = False
+) -> Moments:
     """Value (), score (D,) and negative Hessian (D, D) of a log density at z (D,), by `vmap` over directions."""
-    (score, value), pull = torch.func.vjp(torch.func.grad_and_value(log_density), z)[:2]
-    directions = torch.eye(len(z), dtype=z.dtype, device=z.device)
-    hessian = vmap(lambda v: pull((v, torch.zeros_like(value)))[0])(directions)
-    return Moments(value, score, -hessian)
+    value, score, product = hessian_product(log_density, z, forward)
+    return Moments(value, score, -vmap(product)(torch.eye(len(z), dtype=z.dtype, device=z.device)))
+
+
+def hessian_product(
+    log_density: Callable[[Tensor], Tensor], z: Tensor, forward: bool = False
+) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
+    """Value (), score (D,) and the product of the Hessian with a vector, by reverse mode or `forward` over reverse.
+
+    Reverse mode multiplies the infinite derivatives of a branch that torch.where does not select by zero, as in that of
+    0 ** k, and returns NaN; forward mode selects.
+    """
+    both: Any = torch.func.grad_and_value(log_density)
+    if forward:
+        score, value = both(z)
+        return value, score, lambda v: torch.func.jvp(torch.func.grad(log_density), (z,), (v,))[1]
+    (score, value), pull = torch.func.vjp(both, z)[:2]
+    return value, score, lambda v: pull((v, torch.zeros_like(value)))[0]
 
 
 class FiniteSums(NamedTuple):

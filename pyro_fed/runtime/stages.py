@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 
 from torch import Tensor
@@ -17,6 +18,7 @@ from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding, Topic, texts
 from pyro_fed.conventions import progress
 from pyro_fed.conventions.nested_settings import all_settings
+from pyro_fed.conventions.resources import TimeIsUp
 from pyro_fed.density.forms import NonCentred
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.symmetry import Symmetry
@@ -64,8 +66,9 @@ def run_stages(plan: Plan, stages: list[Stage], finish: Finish) -> InferenceData
     trial = _Trial(replace(finish, aim=plan.aim))
     choice: Choice | None = None
     shown = finish.context.progress
-    if message := outlook(problem.traits, len(stages)):
-        progress.say(f"{type(plan).__name__}: {message}", shown=shown)
+    with suppress(TimeIsUp), budget.of_all():  # the first stage says what there was no time for
+        if message := outlook(problem.traits, len(stages)):
+            progress.say(f"{type(plan).__name__}: {message}", shown=shown)
     for number, stage in enumerate(stages):
         trial.run(number, stage, f"stage {number + 1} of at most {len(stages)}, {stage_label(stage)}" if number else "")
         choice = choose(plan, problem, trial.answers, trial.tried) if trial.answers else None

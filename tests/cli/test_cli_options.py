@@ -1,12 +1,16 @@
 """Options of the shell for programs, machines and runs that go on."""
 
+import inspect
 import json
+import re
 import subprocess
 import sys
 
+import click
 import pytest
 from click.testing import CliRunner
 
+import pyro_fed as pf
 from pyro_fed.cli.main import main
 from pyro_fed.cli.process import typed_command
 
@@ -22,6 +26,38 @@ def values(*arguments):
     result = call(*arguments, "--json", "-q")
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
+
+
+def commands(group, name=()):
+    for key, command in group.commands.items():
+        yield from commands(command, (*name, key)) if isinstance(command, click.Group) else [((*name, key), command)]
+
+
+def test_a_file_of_data_is_data_and_rows_are_rows():
+    """`--data` names a site's file in every command; `rows=` says which rows of nested plates belong together."""
+    options = {
+        (command, option): one.help or ""
+        for command, given in commands(main)
+        for one in given.params
+        if isinstance(one, click.Option) and not one.hidden
+        for option in one.opts
+    }
+    assert not [one for one in options if one[1] == "--rows"]
+    files = {one for one, text in options.items() if re.search(r"'s rows[:,]|own Python file", text)}
+    assert files == {one for one in options if one[1] == "--data"}
+    assert {command for command, _ in files} == {
+        ("agent",), ("study", "answer"), ("node", "approve"), ("node", "flower")
+    }  # fmt: skip
+    takes_rows = {
+        f"{where}.{name}": str(parameter.annotation)
+        for where, place in (("pf", pf), ("pf.codebook", pf.codebook))
+        for name in place.__all__
+        if callable(one := getattr(place, name)) and not inspect.isclass(one)
+        for parameter in inspect.signature(one).parameters.values()
+        if parameter.name == "rows"
+    }
+    assert not [name for name, kind in takes_rows.items() if "Path" in kind]
+    assert "Mapping" in str(inspect.signature(pf.Federation).parameters["rows"].annotation)
 
 
 def test_json_has_what_the_text_says():

@@ -3,6 +3,7 @@
 `docs/executed.py` runs each, or takes the run that the documentation has made of the same code.
 """
 
+import ast
 import importlib.util
 import re
 from pathlib import Path
@@ -28,6 +29,19 @@ def executed():
     return docs_module("executed")
 
 
+def shown_by_the_page_alone(notebook):
+    """Cells with a value that is not printed, or a figure without `plt.show()`: a script shows neither."""
+    found = []
+    for cell in notebook.cells:
+        statements = [ast.unparse(one) for one in ast.parse(cell.source).body] if cell.cell_type == "code" else []
+        for output in cell.get("outputs", ()):
+            is_figure = "figure-box" in output.get("data", {}).get("text/html", "")
+            shown = "plt.show()" in statements if is_figure else statements[-1].startswith("print(")
+            if output.output_type == "display_data" and not shown:
+                found.append(cell.source)
+    return found
+
+
 def test_there_are_twelve():
     assert [path.name[:2] for path in TUTORIALS] == [f"{i:02}" for i in range(1, 13)]
 
@@ -42,6 +56,7 @@ def test_it_is_a_notebook_and_runs(executed, path):
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     figures = [one.data["text/html"] for one in outputs if "figure-box" in one.get("data", {}).get("text/html", "")]
     assert figures
+    assert not shown_by_the_page_alone(notebook)
     for figure in figures:
         assert "#000000" not in figure and not any(light.lower() in figure for light in style.DARK)  # but variables
         assert re.search(r'aria-label="Figure: [^"]{10,}"', figure)
@@ -87,8 +102,13 @@ def test_cells_are_run_as_a_notebook_runs_them(executed, tmp_path):
     (figure,) = second.outputs
     assert 'aria-label="Figure: round. Shown: line"' in figure.data["text/html"]
     assert "#000000" not in figure.data["text/html"]
+    assert not shown_by_the_page_alone(notebook)
     cards = docs_module("gallery").cards({"00_small": notebook})
     assert "<strong>A title</strong><span>Words first.</span>" in cards and 'id="g00_small-3-1-' in cards
+    script.write_text(
+        SCRIPT.replace('print(pd.DataFrame({"a": [1]}))', 'pd.DataFrame({"a": [1]})').replace("plt.show()", "")
+    )
+    assert [one[:2] for one in shown_by_the_page_alone(executed.run(script, fast=True))] == ["pd", "_,"]
     script.write_text("# %% [markdown]\n# # A title\n\n# %%\n1 / 0\n")
     with pytest.raises(ZeroDivisionError) as raised:
         executed.run(script, fast=True)

@@ -20,7 +20,8 @@ import pyro_fed as pf
 from pyro_fed.cli.process import terminated_as_interrupted
 from pyro_fed.conventions import resources as time_limit
 from pyro_fed.conventions.resources import TimeIsUp, ending_at, tick
-from pyro_fed.runtime import budget
+from pyro_fed.density.size import cost_of, numbers_of_row
+from pyro_fed.runtime import budget, stages
 from pyro_fed.runtime import one_round as fused
 from pyro_fed.runtime.executors import ray
 from pyro_fed.runtime.finish import Finish
@@ -156,6 +157,35 @@ def test_all_that_is_done_ends_within_the_limit(clock):
     assert found.attrs["audited"] == 0 and "stopped" not in found.attrs
     assert found.attrs["doubts"].startswith("not all checks were made: they did not end within max_seconds=")
     assert clock.seconds <= 1 + limit
+
+
+def test_what_is_looked_at_before_the_first_stage_ends_within_the_limit(clock, monkeypatch):
+    """A density with a matrix of 60 x 60 was searched for jumps for seconds after the limit."""
+
+    def search(*_):
+        for _ in range(1000):
+            tick()
+        pytest.fail("the clock was not looked at")
+
+    monkeypatch.setattr(stages, "outlook", search)
+    with pytest.raises(pf.errors.TimeLimitError, match="max_seconds=20 was over before"):
+        pf.fit(unequal_lines(), max_seconds=20, progress=False)
+    assert clock.seconds <= 30
+
+
+def test_rows_that_share_a_matrix_are_searched_for_jumps_in_pieces():
+    """Each place has its own matrix: all places in one run took 3 GB, and no time limit ends a run."""
+
+    def model(y):
+        length = pyro.sample("length", dist.LogNormal(0.0, 0.5))
+        kernel = torch.exp(-(((torch.arange(60.0)[:, None] - torch.arange(60.0)) / (5 * length)) ** 2))
+        with pyro.plate("data", len(y)):
+            scale = kernel + torch.eye(60)
+            pyro.sample("y", dist.MultivariateNormal(torch.zeros(60), scale), obs=y)
+
+    fed = pf.Federation(model, (torch.randn(20, 60),), plate="data", num_clients=2, seed=0)
+    shared = 60 * 60
+    assert numbers_of_row(fed.problem) > 5 * shared and cost_of(fed.problem).numbers < 2 * shared
 
 
 def test_a_result_is_without_what_there_was_no_time_for(clock):

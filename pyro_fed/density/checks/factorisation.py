@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -48,6 +49,7 @@ from pyro_fed.density.checks.undefined import (
     refuse_undefined,
     slopes_and_bends,
 )
+from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.edges import find_walls
 from pyro_fed.density.rows.files import blocks
 from pyro_fed.density.running.site_values import Computed
@@ -130,16 +132,29 @@ def _look_for_undefined(
     draws = _prior_draws(double_problem, sample)
     points = torch.cat([sample.z, draws[: NUM_DRAWS if regular else len(sample.z)]])
     local = sample.local[torch.arange(len(points)) % len(sample.z)]
-    examined = double_problem, points, sample.rows, local, sample.at
-    if regular:
-        problem.bound.partly_undefined.extend(partly_undefined(*examined))
-        return
-    try:
-        refuse_undefined(*examined, walls)
-    except UndefinedError as error:
-        if error.order < 2:
-            raise
-        problem.bound.without_curvature.append(error)
+    examined, bound = (double_problem, points, sample.rows, local, sample.at), problem.bound
+
+    def undefined() -> list[UndefinedError]:
+        if not regular:
+            try:
+                refuse_undefined(*examined, walls)
+            except UndefinedError as error:
+                if error.order < 2:
+                    raise
+                return [error]
+        return partly_undefined(*examined) if regular or bound.forward_mode else []
+
+    errors = undefined()
+    if errors and errors[0].order == 2 and not problem.local_dim:  # integrals over rows' latents take reverse mode
+        bound.forward_mode.extend(errors)
+        with suppress(*FAILURES):  # of an operation without forward mode
+            by_forward = undefined()
+            if sum(error.share for error in by_forward) < errors[0].share:
+                errors = by_forward
+        if errors == bound.forward_mode:
+            bound.forward_mode.clear()
+    for error in errors:
+        (bound.partly_undefined if regular or error.share < 1 else bound.without_curvature).append(error)
 
 
 # -- rows and points --------------------------------------------------------------------------------------------
@@ -233,7 +248,7 @@ def _run(
         return value, (value, outside, inside)
 
     if curved:
-        slopes, bends, (value, *terms) = slopes_and_bends(total, z, local)
+        slopes, bends, (value, *terms) = slopes_and_bends(total, z, local, problem.forward_mode)
     else:
         slope, (value, *terms) = grad(total, has_aux=True)(z, local)
         slopes, bends = (slope,), ()

@@ -7,6 +7,9 @@ undefined only on a part of the space, such as beyond a bound that depends on tw
 part (`starts`) and leaves it out of its averages. Where a derivative is not finite although the density is, as that of
 relu(x - c) ** k for c > x, algorithms that follow derivatives fail on this part: the user is warned.
 
+Second derivatives are by reverse mode, or by forward over reverse mode if that is finite at more points: the branch
+that torch.where does not select has a tangent and no part in the result, so that those of 0 ** k in k are zero.
+
 One gradient and one product with the Hessian over all rows show whether all values are finite (`slopes_and_bends`). If
 they are not, rows are examined singly. The cause is the first operation of the backward pass that makes finite numbers
 infinite or NaN, such as acos at 1, not the later product of its infinite derivative and a zero.
@@ -22,7 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import grad, vjp
+from torch.func import grad, jvp, vjp
 
 from pyro_fed.conventions.limits import NEGLIGIBLE_MASS
 from pyro_fed.density.bound import RowDensities
@@ -44,26 +47,33 @@ AWAY_FROM_EDGE = (
 
 
 class UndefinedError(ModelError):
-    """A density, or a derivative of it of some order, that is not finite; in these rows, if in rows."""
+    """A density, or a derivative of it of some order, that is not finite; in these rows, at a share of the points."""
 
-    def __init__(self, message: str, rows: list[int], order: int) -> None:
+    def __init__(self, message: str, rows: list[int], order: int, share: float) -> None:
         super().__init__(message)
-        self.rows, self.order = rows, order
+        self.rows, self.order, self.share = rows, order, share
 
 
 def slopes_and_bends(
-    total: Callable[[Tensor, Tensor], tuple[Tensor, Any]], z: Tensor, local: Tensor
+    total: Callable[[Tensor, Tensor], tuple[Tensor, Any]], z: Tensor, local: Tensor, forward: bool
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Any]:
-    """Gradients of `total` in z (D,) and local (m, d), products of its Hessian with ones, and its extra result."""
+    """Gradients of `total` in z (D,) and local (m, d), products of its Hessian with ones, and its extra result.
+
+    The products are by reverse mode, or by `forward` over reverse mode.
+    """
     along = (0, 1) if local.numel() else (0,)
     at = (z, local)[: len(along)]
 
     def gradient(*at: Tensor) -> Any:
         return grad(total, along, has_aux=True)(*at, *(z, local)[len(at) :])
 
+    ones = tuple(map(torch.ones_like, at))
+    if forward:
+        along_ones: Any = jvp(gradient, at, ones, has_aux=True)
+        return along_ones  # type: ignore[no-any-return]
     results: Any = vjp(gradient, *at, has_aux=True)
     slopes, pull, aux = results
-    return slopes, pull(tuple(map(torch.ones_like, slopes))), aux
+    return slopes, pull(ones), aux
 
 
 def refuse_undefined(
@@ -86,7 +96,8 @@ def refuse_undefined(
             undefined = ~finite[..., order].any(0)
             if bool(undefined.any()):
                 at = int(finite[:, int(undefined.nonzero()[0]), order - 1].float().argmax()) if order else 0
-                raise examined.error(undefined, at, order, inside, "near zero and in the bulk of the priors", walls)
+                where = "near zero and in the bulk of the priors"
+                raise examined.error(undefined, at, order, inside, where, 1.0, walls)
 
 
 def partly_undefined(
@@ -105,7 +116,7 @@ def partly_undefined(
             if share > NEGLIGIBLE_MASS:
                 at = int(undefined.sum(1).argmax())
                 where = f"at {100 * share:.0f} % of the points examined, although the density is"
-                return [examined.error(undefined[at], at, order, inside, where)]
+                return [examined.error(undefined[at], at, order, inside, where, share)]
     return []
 
 
@@ -119,7 +130,14 @@ class _Examined(NamedTuple):
     numbers: Tensor
 
     def error(
-        self, undefined: Tensor, at: int, order: int, inside: bool, where: str, walls: Sequence[str] = ()
+        self,
+        undefined: Tensor,
+        at: int,
+        order: int,
+        inside: bool,
+        where: str,
+        share: float,
+        walls: Sequence[str] = (),
     ) -> UndefinedError:
         """The error on undefined rows, a mask (m,), or on the sites outside; `at` is the point for the cause."""
         row = int(undefined.nonzero()[0])
@@ -136,6 +154,7 @@ class _Examined(NamedTuple):
             f"site '{name}': the {ORDERS[order]}{along} is not finite{of}{edge}, {where}{operation}: {cure}",
             self.numbers[undefined].tolist() if inside else [],
             order,
+            share,
         )
 
 
@@ -148,7 +167,7 @@ def _finite(problem: RowDensities, points: Tensor, rows: tuple[Any, ...], local:
             value = sum((term.sum() for term in terms.values()), point.new_zeros(()))
             return value, value
 
-        slopes, bends, value = slopes_and_bends(total, z, row_latents)
+        slopes, bends, value = slopes_and_bends(total, z, row_latents, problem.forward_mode)
         flags = [
             torch.stack([part.isfinite().all() for part in indices]).all() for indices in ((value,), slopes, bends)
         ]

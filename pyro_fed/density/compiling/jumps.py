@@ -41,7 +41,7 @@ from pyro_fed.density.compiling.predictors import (
 from pyro_fed.density.compiling.recording import Recorder, operation_of
 from pyro_fed.density.compiling.tracing import resizing_quietly
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.size import cost_of
+from pyro_fed.density.size import numbers_of_row
 from pyro_fed.ops.batched import vmap
 from pyro_fed.ops.memory import DENSITY_NUMBERS, count_in_memory
 
@@ -89,8 +89,9 @@ def scores_turn(problem: Problem) -> bool:
                 _whole_vector_predictors, _each_by_itself(problem), (), problem.dim, CHECK_ROWS
             )
             rows = some_rows(problem, CHECK_ROWS)
-            # A row may be a long series or a large matrix. The time limit is looked at between runs of the model.
-            numbers = CHECK_ROWS * max(DENSITY_NUMBERS * len(z), int(cost_of(problem).numbers))
+            # A row may be a long series, and each has its own covariance here, since each is at its own place. The time
+            # limit is looked at between runs of the model.
+            numbers = CHECK_ROWS * max(DENSITY_NUMBERS * len(z), numbers_of_row(problem))
             for lines in torch.eye(len(z)).to(z).split(count_in_memory(_numbers_along_line(CHECK_ROWS * len(z)))):
                 intervals = _largest_jumps(full_predictors, z, rows, lines, 2 * count_in_memory(numbers))
                 is_turn = intervals.jump > SLOPE_TURN * torch.minimum(intervals.most, intervals.cusp)

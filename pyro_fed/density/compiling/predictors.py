@@ -111,9 +111,9 @@ def find_structure(
 
 
 def may_have(problem: Problem) -> bool:
-    """Whether rows are tensors, and each has its own density in one run of the model."""
+    """Whether rows are tensors, each with its own density in one run, and reverse mode has second derivatives."""
     nested = problem.arguments.nested_plates
-    return not (problem.looped or problem.local_dim or nested or problem.layout.discrete)
+    return not (problem.looped or problem.local_dim or nested or problem.layout.discrete or problem.forward_mode)
 
 
 def rows_graph(problem: Problem, count: int) -> Recorder:

@@ -127,7 +127,7 @@ def mark_of(problem: Problem, level: str) -> bytes | None:
         (shared, arguments.names, arguments.sharded, repr(arguments.spec)),
         [(name, list(labels), labels.ordered) for name, labels in sorted(arguments.labels.items())],
         rows,
-        (bound.plate, bound.num_rows, bound.dtype, bound.constants, bound.in_double),
+        (bound.plate, bound.num_rows, bound.dtype, bound.constants, bound.in_double, bool(bound.forward_mode)),
         (problem.num_rows, repr(problem.layout), repr(problem.quadrature), problem.writes, level),
         (torch.get_default_dtype(), torch.__version__),
     )

@@ -32,7 +32,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value, vjp
+from torch.func import grad_and_value
 from torch.utils import _pytree as pytree
 
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, predictors
@@ -57,7 +57,7 @@ from pyro_fed.density.latents.ascent_starts import from_modes
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.density.traits import FULL_DIM, NETWORK_NUMBERS
-from pyro_fed.ops.batched import FiniteSums, Moments, second_order
+from pyro_fed.ops.batched import FiniteSums, Moments, hessian_product, second_order
 from pyro_fed.ops.memory import count_in_memory, count_of_densities
 
 Structure = Literal["full", "diag"]
@@ -325,15 +325,14 @@ class Derivatives:
             z, signs = pair[0], pair[1]
             if self.structure == "full" or len(z) <= FULL_DIM:
                 return self._hessian(problem, problem.log_prior, z)
-            both: Any = grad_and_value(problem.log_prior)
-            (score, value), pull = vjp(both, z)[:2]
-            none, apart = torch.zeros_like(value), _site_by_site(problem, signs)
-            return Moments(value, score, -(apart * problem.vmap(lambda v: pull((v, none))[0])(apart)).sum(0))
+            value, score, product = hessian_product(problem.log_prior, z, problem.forward_mode)
+            apart = _site_by_site(problem, signs)
+            return Moments(value, score, -(apart * problem.vmap(product)(apart)).sum(0))
 
         return total.add(problem.vmap(at)(pairs)), ()
 
     def _hessian(self, problem: Problem, log_density: Any, z: Tensor) -> Moments:
-        found = second_order(log_density, z, problem.vmap)
+        found = second_order(log_density, z, problem.vmap, problem.forward_mode)
         return found if self.structure == "full" else found._replace(curvature=found.curvature.diagonal())
 
 

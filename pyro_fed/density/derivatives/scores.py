@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import grad, grad_and_value, vjp
+from torch.func import grad, grad_and_value
 from torch.utils import _pytree as pytree
 
 from pyro_fed.conventions.limits import NEGLIGIBLE, SUM_ROUNDING_UNITS
@@ -19,7 +19,7 @@ from pyro_fed.density.derivatives.rowwise import at_each
 from pyro_fed.density.latents.ascent_starts import from_modes
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, in_chunks, row_pieces
-from pyro_fed.ops.batched import Moments, second_order
+from pyro_fed.ops.batched import Moments, hessian_product, second_order
 from pyro_fed.ops.entries import choose
 from pyro_fed.ops.memory import DENSITY_NUMBERS, count_in_cache, fits_in_memory
 
@@ -110,8 +110,7 @@ def likelihood_curves(problem: Problem, at: tuple[Tensor, Tensor], batch: Batch)
         return problem.log_lik(z, batch)
 
     def slope_along(z: Tensor, direction: Tensor) -> Tensor:
-        curve: Tensor = vjp(grad(log_lik), z)[1](direction)[0]
-        return curve
+        return hessian_product(log_lik, z, problem.forward_mode)[2](direction)
 
     curves: Tensor = problem.vmap(slope_along)(*at)
     return curves
@@ -225,7 +224,7 @@ def _look_at_batch(problem: Problem, points: Tensor, batch: Batch) -> Moments:
 
 
 def _look(problem: Problem, log_density: Callable[[Tensor], Tensor], points: Tensor) -> Moments:
-    seen: Moments = problem.vmap(lambda z: second_order(log_density, z, problem.vmap))(points)
+    seen: Moments = problem.vmap(lambda z: second_order(log_density, z, problem.vmap, problem.forward_mode))(points)
     return seen
 
 

@@ -64,12 +64,11 @@ def unused_sites(record: Record, newton: bool) -> list[Finding]:
         return []
     if newton and usable.all() and len(unused) == len(clients):
         return [sentences.last_step_taken_back()]
-    cures = ["Give the model a proper prior, or pool small clients" + ("" if newton else ", or use client='newton'")]
-    if len(unused) == len(clients):
-        cures.append(
-            "The density may also lack a finite second derivative at some row, as 0 ** k, sqrt(0) and the "
-            "logarithm of a difference that rounds to 0 do: rewrite these terms"
-        )
+    cures = [
+        "Give the model a proper prior, or pool small clients" + ("" if newton else ", or use client='newton'"),
+        "The density may also lack a finite second derivative at some row, as 0 ** k, sqrt(0) and the "
+        "logarithm of a difference that rounds to 0 do: rewrite these terms",
+    ]
     return [sentences.sites_not_used(clients=unused, of_clients=len(clients), cures=cures)]
 
 
