@@ -6,6 +6,8 @@ import torch
 from algorithms import line, line_data, unequal_lines
 
 import pyro_fed as pf
+from pyro_fed.analysis.bench.cases.case import Split
+from pyro_fed.analysis.bench.cases.library import all_cases
 from pyro_fed.errors import SettingError
 from pyro_fed.policy import resolve
 
@@ -158,3 +160,15 @@ def test_settings_without_effect_are_refused():
         pf.infer.FedDyn(damping=0.5)
     with pytest.raises(SettingError, match="proximal"):
         pf.infer.FedProx(proximal=0.0)
+
+
+@pytest.mark.parametrize("steps", [2, 10])
+def test_a_message_that_cannot_be_used_makes_fedlap_s_bound_unknown_and_does_not_end_the_run(steps):
+    """Clients without some categories: in an early round steps end where the tilted density is no Gaussian."""
+    fed = Split.parse("dirichlet:0.3/10").federation(all_cases()["ordinal_regression"], 0)
+    algorithm = pf.infer.FedLap(client=pf.infer.tilted.Laplace(steps=steps))
+    with pytest.warns(UserWarning, match="not converged"):
+        idata = pf.run(algorithm, fed, num_rounds=5, compile="off", audit=False, progress=False, log_likelihood=False)
+    bound, usable = idata["federation"]["bound"].values, idata["federation"]["usable"].values.all(1)
+    assert (np.isfinite(bound) == usable).all()
+    assert not usable.all() and usable[4]

@@ -94,7 +94,7 @@ class FedLap(FedLapCov):
 
     Args:
         tolerance: the run has converged when the point is at most this many SDs of the posterior from the mode.
-        client: how the clients find their modes: two steps of "laplace", and on large models "ivon" with narrow draws.
+        client: how the clients find their modes: "laplace", and on large models "ivon" with narrow draws.
 
     References:
         Swaroop et al. (2025), Connecting federated ADMM to Bayes.
@@ -104,8 +104,7 @@ class FedLap(FedLapCov):
     """
 
     draws_are: ClassVar[str] = "point"
-
-    client: TiltedInference | str = Laplace(steps=2)  # they start at m, so their number does not change the fixed point
+    may_be_infinite: ClassVar[frozenset[str]] = FedLapCov.may_be_infinite | {"gap"}
 
     def new_sites(self, problem: Problem, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """Compute v_k = Λ_-k θ_k - η_-k, which puts the mean of q_-k t_k at the tilted mode θ_k, and the gap of θ_k."""
