@@ -119,14 +119,14 @@ def test_a_step_of_which_no_part_is_within_reach_is_none():
 
 
 def test_a_step_shortened_to_the_edge_of_improper_is_halved_until_its_mean_is_near():
-    """N(0, I): fractions s <= 0.95 / 4 are proper, and 3 s / (1 - 4 s), the mean, is 14.25 there and 0.68 at a half."""
+    """N(0, I): fractions s <= 0.95 / 4 are proper; the mean, 3 s / (1 - 4 s), is 14 there, 0.68 and 0.23 at halves."""
     q = FullGaussian(torch.eye(2).double(), torch.zeros(2).double())
     precision, eta = torch.zeros(2, 2, 2).double(), torch.zeros(2, 2).double()
     precision[1, 0, 0], eta[1, 0] = -4.0, 3.0
-    step = Backtracked(1.0, reach=1.0).step(Server.begin(q, q, True, 1, {}), FullGaussian(precision, eta), None)
-    half = 0.95 / 8
-    torch.testing.assert_close(step.client_fractions, torch.tensor([half]).double())
-    torch.testing.assert_close(step.q.mean(), torch.tensor([3 * half / (1 - 4 * half), 0.0]).double())
+    step = Backtracked(1.0, reach=0.4).step(Server.begin(q, q, True, 1, {}), FullGaussian(precision, eta), None)
+    taken = 0.95 / 16  # 0.68 is beyond 0.4 √2
+    torch.testing.assert_close(step.client_fractions, torch.tensor([taken]).double())
+    torch.testing.assert_close(step.q.mean(), torch.tensor([3 * taken / (1 - 4 * taken), 0.0]).double())
     assert step.cut
 
 
