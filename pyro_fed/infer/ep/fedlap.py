@@ -24,7 +24,9 @@ P_k = Λ_0 + H_k, which is at most the posterior's precision P = Λ_0 + Σ_k H_k
 which holds for log densities that are quadratic between m and θ_k, with H_k ≥ 0. A run has converged when the bound is
 below the tolerance.
 
-Deviations: curvatures are Hessians; a prior that is not Gaussian is replaced by its site at m. On large models, modes
+Deviations: curvatures are Hessians; a prior that is not Gaussian is replaced by its site at m, whose precision may be
+indefinite far from the mode: the step is then shortened so that q is a distribution, and the round does not count as
+converged (`steps.Backtracked`). The paper's prior is Gaussian. On large models, modes
 and diagonal curvatures are computed by `sites.online_newton` with draws and steps of `CURVATURE_SPREAD` SDs, without a
 convergence criterion; FedLap's clients keep the curvatures, which set the length of these steps. The sites of a start
 become duals with the same point.
