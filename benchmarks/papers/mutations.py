@@ -499,6 +499,31 @@ EQUATIONS = (
             ("infer/peers/p2p_fedavg.py:P2PFedAvg.consensus_steps", "self.gossip_steps", "1"),
         ),
     ),
+    Equation(
+        "Boyd et al., [29] of Wang et al.: gossip of pairs",
+        ("graph/test_varying.py", "-k", "one_gossip_pair"),
+        (("graph/varying.py:GossipPairs.weights", "0.5", "0.4"),),
+    ),
+    Equation(
+        "Dai et al., Algorithm 1, a comparator of Kassab and Simeone: particle mirror descent",
+        ("infer/papers/test_comparators.py", "-k", "mirror_descent or draws_of_the_estimate"),
+        (
+            ("infer/papers/pmd.py:PMD._step", "target - log_q", "target + log_q"),
+            ("infer/papers/pmd.py:Estimate.draws", "self.root.mT", "self.root"),
+        ),
+    ),
+    Equation(
+        "Gershman et al., Section 3, a comparator of Kassab and Simeone: nonparametric variational inference",
+        ("infer/papers/test_comparators.py", "-k", "one_component or component_s_density"),
+        (
+            ("infer/papers/npv.py:_variance_bound", "0.5 * level", "level"),
+            (
+                "infer/papers/npv.py:_log_overlap",
+                "logaddexp(level[:, None], level[None, :])",
+                "maximum(level[:, None], level[None, :])",
+            ),
+        ),
+    ),
     # -- Neal ---------------------------------------------------------------------------------------------------
     Equation(
         "Neal, Eq. (5.18) to (5.20): the leapfrog step",

@@ -16,7 +16,9 @@ from torch import Tensor
 
 from pyro_fed.algorithm.record import NONCENTRED
 from pyro_fed.audit.evidence import Evidence
+from pyro_fed.audit.modes.climbs import MAX_CLIMB_STEPS, mode_uphill
 from pyro_fed.audit.moments import Moments, margin, worst_moment, wrong_moments
+from pyro_fed.audit.target import Target
 from pyro_fed.audit.weighted_points import undetermined_sds
 from pyro_fed.codes import cures, sentences
 from pyro_fed.codes.finding import Finding
@@ -24,7 +26,7 @@ from pyro_fed.conventions.limits import NEAR_LIMIT_SHARE, SD_MATTERS, STANDARD_E
 from pyro_fed.density.checks.slopes import STEPS_CURE, steps_warning
 from pyro_fed.density.forms import with_hint
 from pyro_fed.infer.sites.gaussian_sites import gaussian
-from pyro_fed.policy.audit import flat_priors_with_few_rows
+from pyro_fed.policy.audit import affords_a_climb, flat_priors_with_few_rows
 
 #: How findings name the two estimators of the posterior's moments.
 BY = {
@@ -75,7 +77,7 @@ def wrong_moment_findings(evidence: Evidence) -> list[Finding]:
     if moments.stuck and not moments.whole:
         return []  # diagonal coordinates ignore correlations, so that steps may merely be too long for these
     if moments.stuck:
-        return [sentences.chains_are_stuck(cures=[cure(evidence)])]
+        return [sentences.chains_are_stuck(**_distance_from_mode(evidence), cures=[cure(evidence)])]
     worst = worst_moment(moments)
     if worst is None:
         return []
@@ -85,6 +87,24 @@ def wrong_moment_findings(evidence: Evidence) -> list[Finding]:
     if worst.of_mean:
         return [sentences.mean_is_off(size=worst.size, **figures)]
     return [sentences.sd_is_off(ratio=worst.size, **figures)]
+
+
+def _distance_from_mode(evidence: Evidence) -> dict[str, Any]:
+    """The parameter whose mean over the draws is farthest from the mode uphill of these, and the SDs; empty if unknown.
+
+    Chains that cannot move show that draws are wrong, and not how far they are off.
+    """
+    at = evidence.flat.double().mean(0)
+    if not affords_a_climb(evidence.problem.traits, MAX_CLIMB_STEPS):
+        return {}
+    target = Target.around(evidence.problem, at, evidence.temperature)
+    white = target.white(at[None])
+    mode = mode_uphill(target, white[0])
+    if mode is None:
+        return {}
+    away = mode.shifts(white)[0]
+    worst = int(away.argmax())
+    return {"parameter": evidence.problem.name_of(worst), "sds": float(away[worst])}
 
 
 def missed_sd_findings(evidence: Evidence) -> list[Finding]:

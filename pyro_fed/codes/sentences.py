@@ -525,10 +525,11 @@ def sd_is_off(
 
 
 @doubt(Topic.MOMENTS)
-def chains_are_stuck(cures: Cures) -> str:
+def chains_are_stuck(cures: Cures, parameter: str = "", sds: float = math.nan) -> str:
+    far = f"; the mode uphill of them is {sds:.2g} posterior SDs (by Laplace) from their mean of '{parameter}'"
     return (
         f"{NOT_THE_POSTERIORS}: no exact Markov chain can move away from them, even by steps far shorter "
-        f"than their own spread, so the posterior must be much narrower there. {cures[0]}"
+        f"than their own spread, so the posterior must be much narrower there{far if parameter else ''}. {cures[0]}"
     )
 
 

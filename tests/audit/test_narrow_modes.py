@@ -81,6 +81,18 @@ def test_draws_that_are_far_too_wide_are_no_modes():
     assert "no exact Markov chain can move" in said.text or "less than a third" in said.text
 
 
+def test_chains_that_cannot_move_have_the_distance_of_the_mode(monkeypatch):
+    """The posterior is N(top, 1e-8 S), and the draws' mean exactly 3e4 to 6e4 of its SDs away; no weights in 3 dims."""
+    monkeypatch.setattr("pyro_fed.policy.audit.LARGEST_DIM_OF_WEIGHTS", 0)
+    model, factor = narrow(PAIR[:1], 1e-4)
+    far = drawn(PAIR[:1], factor, [500], wider=1e3) + torch.tensor([3.0, -4.0, 6.0], dtype=torch.float64)
+    evidence = evidence_of(model, ONES, far)
+    (said,) = wrong_moment_findings(evidence)
+    assert said.code == "chains_are_stuck" and said.where == {"parameter": "b[2]"}
+    assert said.figures["sds"] == pytest.approx(6.0 / 1e-4, rel=1e-3)
+    assert "the mode uphill of them is 6e+04 posterior SDs (by Laplace) from their mean of 'b[2]'" in said.text
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_one_mode_is_no_groups(seed):
     """Gaussian, skewed and heavy tails, few and many draws."""

@@ -70,6 +70,8 @@ def test_one_gossip_pair_has_the_expected_weights_it_says() -> None:
     graph = pf.graph.GossipPairs(pf.graph.ring(5))
     mean = sum(graph.weights(t, rng_of(t)).toarray() for t in range(1500)) / 1500
     np.testing.assert_allclose(mean, graph.expected(0).toarray(), atol=0.08)
+    one = graph.weights(0, rng_of(0)).toarray()
+    np.testing.assert_array_equal(np.sort(one[one > 0]), [*[0.5] * 4, *[1.0] * 3])  # the mean of two agents
 
 
 def test_rotating_stars_are_those_of_section_v_b3() -> None:

@@ -1,11 +1,15 @@
 """FedLap, Bayesian ADMM, FedProx and FedDyn end where mathematics says, on conjugate Gaussian models."""
 
 import numpy as np
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from algorithms import line, line_data, unequal_lines
 
 import pyro_fed as pf
+from pyro_fed.analysis.bench.cases.case import Split
+from pyro_fed.analysis.bench.cases.library import all_cases
 from pyro_fed.errors import SettingError
 from pyro_fed.policy import resolve
 
@@ -158,3 +162,34 @@ def test_settings_without_effect_are_refused():
         pf.infer.FedDyn(damping=0.5)
     with pytest.raises(SettingError, match="proximal"):
         pf.infer.FedProx(proximal=0.0)
+
+
+@pytest.mark.parametrize("steps", [2, 10])
+def test_a_message_that_cannot_be_used_makes_fedlap_s_bound_unknown_and_does_not_end_the_run(steps):
+    """Clients without some categories: in an early round steps end where the tilted density is no Gaussian."""
+    fed = Split.parse("dirichlet:0.3/10").federation(all_cases()["ordinal_regression"], 0)
+    algorithm = pf.infer.FedLap(client=pf.infer.tilted.Laplace(steps=steps))
+    with pytest.warns(UserWarning, match="not converged"):
+        idata = pf.run(algorithm, fed, num_rounds=5, compile="off", audit=False, progress=False, log_likelihood=False)
+    bound, usable = idata["federation"]["bound"].values, idata["federation"]["usable"].values.all(1)
+    assert (np.isfinite(bound) == usable).all()
+    assert not usable.all() and usable[4]
+
+
+def test_a_last_newton_step_that_leads_away_from_the_mode_is_not_taken():
+    """A client's search cannot move from 0, where its curvature, 0.02 - 0.0183, would send the mean to 600.
+
+    -log t'' of two degrees of freedom is 3 (2 - r²) / (2 + r²)², which is -0.0183 at a residual r of 1.45.
+    """
+
+    def heavy(y):
+        w = pyro.sample("w", dist.Normal(torch.zeros((), dtype=torch.float64), 50**0.5))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.StudentT(2.0, w, 1.0), obs=y)
+
+    fed = pf.Federation(heavy, (torch.tensor([1.45], dtype=torch.float64),), plate="data", num_clients=1)
+    still = pf.infer.tilted.Laplace(steps=1, fractions=(1e-12,))
+    with pytest.warns(UserWarning, match="not converged"), pytest.warns(UserWarning, match="were not used"):
+        idata = ended(pf.infer.FedLap(client=still, damping=1.0), 1, fed)
+    assert float(idata["posterior"]["w"].values.mean()) == 0.0
+    assert idata["federation"]["usable"].values.tolist() == [[0.0]]

@@ -60,6 +60,10 @@ class Mode:
         """f, the log density at the maximum."""
         return self.log_mass + float(torch.linalg.slogdet(self.precision)[1]) / 2
 
+    def shifts(self, white: Tensor) -> Tensor:
+        """Distances of points w (S, D) from the mode in each coordinate, in the mode's SDs of it, (S, D)."""
+        return ((white - self.at) / torch.linalg.inv(self.precision).diagonal().sqrt()).abs()
+
     def distance(self, white: Tensor) -> Tensor:
         """Distances of points w (S, D) from the mode, in the mode's SDs (S,)."""
         away = white - self.at
@@ -177,6 +181,12 @@ def add_mode(modes: list[Mode], mode: Mode | None) -> None:
     """Add `mode` to the known `modes` in place, unless it is None or one of these."""
     if mode is not None and not any(same(mode, other) for other in modes):
         modes.append(mode)
+
+
+def mode_uphill(target: Target, w: Tensor) -> Mode | None:
+    """The mode at the end of a climb from w (D,); None if the climb does not arrive."""
+    ends, arrived = climb_ends(target, w[None])
+    return mode_by_newton(target, ends[0]) if bool(arrived[0]) else None
 
 
 def mode_by_newton(target: Target, w: Tensor) -> Mode | None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.audit.evidence import Evidence, Unknown
-from pyro_fed.audit.modes.climbs import MAX_CLIMB_STEPS, Mode, climb_ends, mode_by_newton
+from pyro_fed.audit.modes.climbs import MAX_CLIMB_STEPS, Mode, mode_uphill
 from pyro_fed.audit.modes.missed_modes import missed_modes
 from pyro_fed.audit.moments import worst_moment
 from pyro_fed.audit.target import SCORE_STEP, Target, for_checks, scores_at
@@ -43,13 +43,12 @@ def point_findings(evidence: Evidence) -> list[Finding]:
     mode = None
     for start in _starts(evidence, at) if affords_a_climb(problem.traits, MAX_CLIMB_STEPS) else ():
         target = Target.around(problem, start, evidence.temperature)
-        mode = _mode(target, start)
+        mode = mode_uphill(target, target.white(start[None])[0])
         if mode is not None:
             break
     if mode is None:
         return _below_mode_findings(evidence, at)
-    sd = torch.linalg.inv(mode.precision).diagonal().sqrt()
-    away = ((target.white(points) - mode.at) / sd).abs().amax(0)
+    away = mode.shifts(target.white(points)).amax(0)
     if not float(away.max()) > MATTERS:
         return _mean_findings(evidence, target, mode, points)
     worst = int(away.argmax())
@@ -66,12 +65,6 @@ def _starts(evidence: Evidence, at: Tensor) -> Iterator[Tensor]:
     yield torch.zeros_like(at)
     generator = seeding.torch_generator(evidence.seed, seeding.AUDIT)
     yield from evidence.problem.init(COSTLY_CLIMBS[0], generator, checked=False).double()
-
-
-def _mode(target: Target, start: Tensor) -> Mode | None:
-    """The mode at the end of a climb from a point (D,); None if the climb does not arrive."""
-    ends, arrived = climb_ends(target, target.white(start[None]))
-    return mode_by_newton(target, ends[0]) if bool(arrived[0]) else None
 
 
 def _below_mode_findings(evidence: Evidence, at: Tensor) -> list[Finding]:

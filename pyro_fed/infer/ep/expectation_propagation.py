@@ -214,7 +214,7 @@ class EP(SpreadGaussian, SiteKeeping):
         """The rule for the server's step from the changes of this many clients."""
         damping, steps = self.damping_for(clients), self.solver.newton_steps
         if steps == 0:
-            return Backtracked(damping)
+            return Backtracked(damping, self.control.reach)
         return NewtonSteps(self.control, damping, accelerates=steps == 1, takes_back=self.bound_is_known)
 
     @property

@@ -24,7 +24,9 @@ P_k = Λ_0 + H_k, which is at most the posterior's precision P = Λ_0 + Σ_k H_k
 which holds for log densities that are quadratic between m and θ_k, with H_k ≥ 0. A run has converged when the bound is
 below the tolerance.
 
-Deviations: curvatures are Hessians; a prior that is not Gaussian is replaced by its site at m. On large models, modes
+Deviations: curvatures are Hessians; a prior that is not Gaussian is replaced by its site at m, whose precision may be
+indefinite far from the mode: the step is then shortened so that q is a distribution, and the round does not count as
+converged (`steps.Backtracked`). The paper's prior is Gaussian. On large models, modes
 and diagonal curvatures are computed by `sites.online_newton` with draws and steps of `CURVATURE_SPREAD` SDs, without a
 convergence criterion; FedLap's clients keep the curvatures, which set the length of these steps. The sites of a start
 become duals with the same point.
@@ -94,7 +96,7 @@ class FedLap(FedLapCov):
 
     Args:
         tolerance: the run has converged when the point is at most this many SDs of the posterior from the mode.
-        client: how the clients find their modes: two steps of "laplace", and on large models "ivon" with narrow draws.
+        client: how the clients find their modes: "laplace", and on large models "ivon" with narrow draws.
 
     References:
         Swaroop et al. (2025), Connecting federated ADMM to Bayes.
@@ -104,8 +106,7 @@ class FedLap(FedLapCov):
     """
 
     draws_are: ClassVar[str] = "point"
-
-    client: TiltedInference | str = Laplace(steps=2)  # they start at m, so their number does not change the fixed point
+    may_be_infinite: ClassVar[frozenset[str]] = FedLapCov.may_be_infinite | {"gap"}
 
     def new_sites(self, problem: Problem, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """Compute v_k = Λ_-k θ_k - η_-k, which puts the mean of q_-k t_k at the tilted mode θ_k, and the gap of θ_k."""

@@ -32,11 +32,10 @@ from pyro_fed.conventions.nested_settings import Settings, explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.infer.ep import ascent
 from pyro_fed.infer.ep.ascent import Climb
-from pyro_fed.infer.ep.steps import Server, Step, StepRule, largest_fractions
+from pyro_fed.infer.ep.steps import Server, Step, StepRule, factor_within_reach, largest_fractions
 from pyro_fed.infer.sites.gaussian_sites import drop_batch_axis, flat_like
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.anderson import acceleration, remember
-from pyro_fed.ops.backtrack import halved
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Smallest factor on steps that reverse each other: 35 of them still cover 99 % of the distance.
@@ -178,15 +177,15 @@ class NewtonSteps(StepRule):
     def _full_step_factor(self, memory: Memory, q: Gaussian, move: Gaussian, all_clients: bool) -> tuple[float, Memory]:
         """`_step_factor` for full precisions: the reach, and Aitken's rule for steps of all clients."""
         if not all_clients or self.control.memory == 0:
-            return self._within_reach(q, move), memory
+            return factor_within_reach(q, move, self.control.reach), memory
         memory = _with_reversal_factor(memory, q, move)
-        return float(memory.turning) * self._within_reach(q, move), memory
+        return float(memory.turning) * factor_within_reach(q, move, self.control.reach), memory
 
     def _diagonal_step_factor(self, memory: Memory, q: Gaussian, move: Gaussian) -> tuple[float, Memory]:
         """`_step_factor` for diagonal precisions: the reach, and a half after each step that is much too long."""
         new_precision = q.precision + move.precision
         if not bool((new_precision > 0).all()):
-            return self._within_reach(q, move), memory
+            return factor_within_reach(q, move, self.control.reach), memory
         score = move.score(q.mean())
         length, reach = (score.square() / new_precision).sum().sqrt(), self.control.reach * q.dim**0.5
         too_long = (length > self.control.growth * memory.shortest) & (length > reach)
@@ -195,16 +194,6 @@ class NewtonSteps(StepRule):
         step = ((score / new_precision).square() * q.precision).sum().sqrt()
         factor = float(caution * (reach / step).clamp_max(1.0))
         return factor, memory._replace(caution=caution, shortest=shortest)
-
-    def _within_reach(self, q: Gaussian, move: Gaussian) -> float:
-        """The largest fraction 1, 1/2, ... of a change that moves the mean by at most `reach` √D SDs."""
-        mean = q.mean()
-
-        def is_near(fraction: float) -> bool:
-            step = q.product(move.power(fraction)).mean() - mean
-            return bool(-(step * (q.score(mean + step) - q.score(mean))).sum() <= self.control.reach**2 * q.dim)
-
-        return halved(is_near)
 
     def _accelerated(self, memory: Memory, q: Gaussian, move: Gaussian) -> tuple[Gaussian, Memory]:
         """The factor that Anderson acceleration adds to the undamped change of q, and the memory with its history."""

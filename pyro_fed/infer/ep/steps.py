@@ -21,7 +21,7 @@ from torch import Tensor
 from pyro_fed.algorithm.states import State, prefixed, within
 from pyro_fed.infer.averaging.optim import OPTIM, Optimiser
 from pyro_fed.infer.sites.gaussian_sites import as_state, drop_batch_axis, flat_like, is_finite
-from pyro_fed.ops.backtrack import backtrack
+from pyro_fed.ops.backtrack import backtrack, halved
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Prefix of the change that a client has sent, in its state until it receives the fraction s_k.
@@ -129,16 +129,24 @@ class StepRule(ABC):
 
 @dataclass(frozen=True)
 class Backtracked(StepRule):
-    """The largest fractions of the changes, up to the damping δ, that leave q a distribution (`largest_fractions`)."""
+    """The largest fractions of the changes, up to the damping δ, that leave q a distribution near the last one.
+
+    Fractions as large as q allows (`largest_fractions`) leave it so wide in some direction that its mean is anywhere.
+    """
 
     damping: float
+    reach: float  # longest step of q's mean, in units of √D SDs
 
     def step(self, server: Server, changes: Gaussian, bound: Tensor | None) -> Step:
-        """The step q Π_k (Δ_k)^s_k."""
+        """The step q Π_k (Δ_k)^s_k; `cut` if a fraction is below δ, the prior's or a client's."""
         fractions = largest_fractions(server.q, changes, self.damping)
         damped = changes.power(fractions)
+        is_cut = bool((fractions < self.damping).any())
+        if is_cut:
+            factor = factor_within_reach(server.q, damped.product_over(0), self.reach)
+            fractions, damped = factor * fractions, damped.power(factor)
         q = server.q.product(damped.product_over(0))
-        return Step(q, drop_batch_axis(damped), fractions[1:], flat_like(q), server.memory)
+        return Step(q, drop_batch_axis(damped), fractions[1:], flat_like(q), server.memory, cut=is_cut)
 
 
 @dataclass(frozen=True)
@@ -201,6 +209,17 @@ def largest_fractions(q: Gaussian, changes: Gaussian, damping: float) -> Tensor:
         taken.append(float(backtrack(q, change, max_fraction=damping)))
         q = q.product(change.power(taken[-1]))
     return torch.tensor(taken, dtype=torch.float64, device=q.eta.device)
+
+
+def factor_within_reach(q: Gaussian, move: Gaussian, reach: float) -> float:
+    """The largest factor 1, 1/2, ... on a change of q that moves its mean by at most `reach` √D SDs; 0 if none does."""
+    mean = q.mean()
+
+    def is_near(factor: float) -> bool:
+        step = q.product(move.power(factor)).mean() - mean
+        return bool(-(step * (q.score(mean + step) - q.score(mean))).sum() <= reach**2 * q.dim)
+
+    return halved(is_near)
 
 
 def optimised_site_steps(optimiser: Optimiser, rate: float, local: State, change: Gaussian) -> tuple[Gaussian, State]:

@@ -12,9 +12,9 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.infer.ep import ascent
-from pyro_fed.infer.ep.steps import Server, largest_fractions
+from pyro_fed.infer.ep.steps import Backtracked, Server, largest_fractions
 from pyro_fed.infer.sites.records import as_entries
-from pyro_fed.ops.gaussian import DiagGaussian
+from pyro_fed.ops.gaussian import DiagGaussian, FullGaussian
 
 QUIET = {"progress": False, "log_likelihood": False, "audit": False, "seed": 0}
 
@@ -116,3 +116,32 @@ def test_a_step_of_which_no_part_is_within_reach_is_none():
     """No fraction suits a belief that is no distribution: `backtrack` refused a largest fraction of zero."""
     flat, changes = (DiagGaussian(torch.zeros(*shape, 2), torch.ones(*shape, 2)) for shape in ((), (3,)))
     assert largest_fractions(flat, changes, 0.0).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_a_step_shortened_to_the_edge_of_improper_is_halved_until_its_mean_is_near():
+    """N(0, I): fractions s <= 0.95 / 4 are proper; the mean, 3 s / (1 - 4 s), is 14 there, 0.68 and 0.23 at halves."""
+    q = FullGaussian(torch.eye(2).double(), torch.zeros(2).double())
+    precision, eta = torch.zeros(2, 2, 2).double(), torch.zeros(2, 2).double()
+    precision[1, 0, 0], eta[1, 0] = -4.0, 3.0
+    step = Backtracked(1.0, reach=0.4).step(Server.begin(q, q, True, 1, {}), FullGaussian(precision, eta), None)
+    taken = 0.95 / 16  # 0.68 is beyond 0.4 √2
+    torch.testing.assert_close(step.client_fractions, torch.tensor([taken]).double())
+    torch.testing.assert_close(step.q.mean(), torch.tensor([3 * taken / (1 - 4 * taken), 0.0]).double())
+    assert step.cut
+
+
+def test_a_whole_step_is_taken_however_long_it_is():
+    q = FullGaussian(torch.eye(2).double(), torch.zeros(2).double())
+    precision, eta = torch.zeros(2, 2, 2).double(), torch.tensor([[0.0, 0.0], [60.0, 0.0]]).double()
+    step = Backtracked(0.5, reach=1.0).step(Server.begin(q, q, True, 1, {}), FullGaussian(precision, eta), None)
+    torch.testing.assert_close(step.q.mean(), torch.tensor([30.0, 0.0]).double())
+    assert not step.cut and step.client_fractions.tolist() == [0.5]
+
+
+def test_a_round_without_the_change_of_the_prior_s_site_is_not_whole():
+    """Alone neither change leaves a distribution but the client's: the prior's is skipped, and that is no rest."""
+    q = FullGaussian(torch.eye(2).double(), torch.zeros(2).double())
+    precision, eta = torch.zeros(2, 2, 2).double(), torch.zeros(2, 2).double()
+    precision[0, 0, 0] = -1e9
+    step = Backtracked(1.0, reach=1.0).step(Server.begin(q, q, True, 1, {}), FullGaussian(precision, eta), None)
+    assert step.client_fractions.tolist() == [1.0] and step.cut

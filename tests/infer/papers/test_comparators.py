@@ -14,6 +14,8 @@ from conjugate import NOISE_SD, PRIOR_SD, data, exact, model
 import pyro_fed as pf
 from pyro_fed.conventions import seeding
 from pyro_fed.errors import ModelError, SettingError
+from pyro_fed.infer.papers.npv import _log_overlap
+from pyro_fed.infer.papers.pmd import Estimate
 
 QUIET = {"progress": False, "log_likelihood": False, "audit": False, "compile": "off"}
 
@@ -91,6 +93,17 @@ def test_two_modes_have_their_widths():
     np.testing.assert_allclose((state["log_variances"] / 2).exp(), [1.0, 0.5], rtol=1e-2)
 
 
+def test_a_component_s_density_is_the_mixture_with_both_variances():
+    """log q_n = log 1/N Σ_j N(μ_n | μ_j, (σ_n² + σ_j²) I), of near components of unequal widths."""
+    means = torch.tensor([[0.0, 0.3], [0.5, -0.2], [-0.4, 0.9]], dtype=torch.float64)
+    sd = torch.tensor([0.3, 1.0, 2.0], dtype=torch.float64)
+    expected = []
+    for mean, own in zip(means, sd, strict=True):
+        terms = [dist.Normal(m, (own**2 + s**2).sqrt()).log_prob(mean).sum() for m, s in zip(means, sd, strict=True)]
+        expected.append(torch.stack(terms).logsumexp(0) - np.log(3))
+    torch.testing.assert_close(_log_overlap(means, 2 * sd.log()), torch.stack(expected))
+
+
 # -- PMD ------------------------------------------------------------------------------------------------------------
 def test_the_first_whole_step_is_importance_sampling_from_the_prior():
     algorithm = kept_state(pf.papers.PMD(num_particles=300, local_steps=1, min_effective=None))
@@ -117,6 +130,15 @@ def test_a_step_is_mirror_descent_on_the_estimate():
     assert 0 < gamma <= 0.4
     np.testing.assert_allclose(ratio, gamma * gain.diff(), rtol=1e-8)
     assert float(1 / two["log_weights"].exp().square().sum()) >= 0.3 * 40 - 1e-6
+
+
+def test_draws_of_the_estimate_have_the_kernels_covariance():
+    root = torch.tensor([[1.0, 0.0], [2.0, 0.5]], dtype=torch.float64)
+    estimate = Estimate(
+        torch.tensor([[3.0, 4.0], [5.0, 6.0]], dtype=torch.float64), torch.tensor([0.25, 0.75]).log(), root
+    )
+    found = estimate.draws(torch.tensor([0.2, 0.3]), torch.eye(2, dtype=torch.float64))
+    np.testing.assert_allclose(found, [[4.0, 6.0], [5.0, 6.5]])  # L e_1 = (1, 2), L e_2 = (0, 0.5)
 
 
 def test_by_default_it_ends_at_the_posterior():

@@ -77,6 +77,8 @@ def test_the_expected_matrix_of_clocks_is_that_of_many_rounds():
     np.testing.assert_allclose(found, graph.expected(0).toarray(), atol=0.03)
     one = graph.weights(0, rng).toarray()
     np.testing.assert_allclose([one.sum(0), one.sum(1)], 1.0)
+    two = pf.graph.Clocks(pf.graph.complete(2), rates=[0.3, 0.5])  # equal after the first tick, none with exp(-0.8)
+    np.testing.assert_allclose(two.expected(0).toarray()[0], [(1 + np.exp(-0.8)) / 2, (1 - np.exp(-0.8)) / 2])
 
 
 def test_clocks_end_at_the_posterior():

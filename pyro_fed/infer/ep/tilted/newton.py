@@ -91,15 +91,24 @@ class Laplace(TiltedInference):
         tilted = _tilted(problem, numerics, point, inner, batch)
         squared_distance = (point - tilted.mean()).square() * tilted.to_diag().precision
         newton_step = squared_distance.amax(-1).sqrt().nan_to_num(nan=torch.inf)
-        return site_from(tilted if cavity.dense else tilted.to_diag(), cavity, newton_step=newton_step)
+        site = site_from(tilted if cavity.dense else tilted.to_diag(), cavity, newton_step=newton_step)
+        # Where the curvature is nearly zero, the mean, which is one more step, is far from the mode.
+        ends = torch.stack([point, tilted.mean()], 1)
+        at_point, at_mean = self._heights(problem, ends, inner, data).unbind(1)
+        return site._replace(usable=site.usable & ~ascent.has_fallen(at_mean, at_point, StepControl.fall))
 
     def _search(self, problem: Problem, point: Tensor, direction: Tensor, cavity: Gaussian, data: ClientData) -> Tensor:
         """The best fraction of the step for each client; zero if none is better."""
         fractions = point.new_tensor((0.0, *self.fractions))
         line = point.unsqueeze(1) + fractions.unsqueeze(-1) * direction.nan_to_num().unsqueeze(1)
-        values = clients_log_likelihoods(problem, line.to(problem.dtype), data)
-        values = (values + cavity.log_factor(line.movedim(1, 0)).movedim(0, 1)).nan_to_num(nan=-torch.inf)
+        values = self._heights(problem, line, cavity, data)
         return torch.take_along_dim(line, values.argmax(1)[:, None, None], 1).squeeze(1)
+
+    @staticmethod
+    def _heights(problem: Problem, points: Tensor, cavity: Gaussian, data: ClientData) -> Tensor:
+        """The log densities p_k q_-k (C, S) at each client's points (C, S, D), up to a constant; -inf for NaN."""
+        values = clients_log_likelihoods(problem, points.to(problem.dtype), data)
+        return (values + cavity.log_factor(points.movedim(1, 0)).movedim(0, 1)).nan_to_num(nan=-torch.inf)
 
 
 def _tilted(problem: Problem, numerics: Numerics, point: Tensor, cavity: Gaussian, batch: Batch) -> Gaussian:
