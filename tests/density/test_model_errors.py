@@ -266,9 +266,7 @@ def test_the_wrong_arguments():
     said = r"the model takes \(x, y\), but received one argument by position.*as a tuple, in this order: \(x, y\)"
     with pytest.raises(pf.errors.DataError, match=said):
         pf.Federation(likelihood_outside, X, plate="data", num_clients=2)
-    with pytest.raises(
-        pf.errors.DataError, match=r"as one tuple, Federation\(model, \(x, y\), plate=...\)"
-    ):
+    with pytest.raises(pf.errors.DataError, match=r"as one tuple, Federation\(model, \(x, y\), plate=...\)"):
         pf.Federation(likelihood_outside, X, Y, plate="data", num_clients=2)
     with pytest.raises(pf.errors.DataError, match="unexpected keyword argument 'z'"):
         pf.Federation(likelihood_outside, (X, Y), {"z": X}, plate="data", num_clients=2)
