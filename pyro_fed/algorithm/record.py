@@ -120,8 +120,9 @@ class Record:
     audited: bool = False  # whether the result was judged at its draws
     by_sums: BySums = field(default_factory=BySums)  # from the clients' sums over rows, if the rows are elsewhere
     measured: dict[str, np.ndarray] = field(default_factory=dict)  # measurements of the audit, by `parameter`
-    #: Maxima of the posterior (D,) that the audit knows, in the coordinates of the form that was run, which later
-    #: stages of a plan reuse; and maps that leave the posterior unchanged.
+    #: Maxima of the posterior (D,) that the audit knows, those without draws first, the heaviest first, in the
+    #: coordinates of the form that was run, which later stages of a plan reuse; and maps that leave the posterior
+    #: unchanged.
     modes: list[Tensor] = field(default_factory=list)
     # weighted points of the posterior that an earlier stage's audit has found: weights (N,), points (N, D)
     posterior_points: list[tuple[Tensor, Tensor]] = field(default_factory=list)

@@ -62,6 +62,7 @@ class Problem:
         device: device of clients' steps; the tensors of this problem are on the CPU, see `placed`.
         labels: names of a site's entries along each dimension; None for numbered entries.
         describe: makes the record of the model's traits; set by `build`.
+        begin: (D,), a point at which searches for a mode begin; None: `starts.regular_start`.
 
     Example:
         >>> problem = pf.Federation(model, (x, y), plate="data", num_clients=10).problem
@@ -81,6 +82,7 @@ class Problem:
     num_clients: int = 1
     labels: Mapping[str, tuple[Sequence[Any] | None, ...]] = field(default_factory=dict)
     describe: Callable[[Problem], Traits] | None = field(default=None, repr=False)
+    begin: Tensor | None = None
 
     # -- the model and its data ------------------------------------------------------------------------------
     @property
@@ -631,8 +633,8 @@ class Problem:
 
     @cached_property
     def regular_start(self) -> Tensor:
-        """Zeros (D,), or another point with finite density, score and curvature; see `starts.regular_start`."""
-        return regular_start(self)
+        """`begin`, or else zeros (D,) or another point with finite derivatives; see `starts.regular_start`."""
+        return regular_start(self) if self.begin is None else self.begin
 
     def central_start(self, generator: torch.Generator) -> Tensor:
         """A start (D,) for gradient methods: near the prior's mean, or zeros if a flat prior has no mean.

@@ -12,12 +12,21 @@ traits (`Problem.traits`) and returns a value with its reason. Settings of the u
 """
 
 from pyro_fed.policy.choice import Choice, Resolved, Setup
-from pyro_fed.policy.resolving import chain_of, phases_of, resolve, resolve_for_run, stages_of, why_not_from
+from pyro_fed.policy.resolving import (
+    begins_at_another_mode,
+    chain_of,
+    phases_of,
+    resolve,
+    resolve_for_run,
+    stages_of,
+    why_not_from,
+)
 
 __all__ = [
     "Choice",
     "Resolved",
     "Setup",
+    "begins_at_another_mode",
     "chain_of",
     "phases_of",
     "resolve",

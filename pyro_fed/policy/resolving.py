@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 
@@ -37,6 +37,9 @@ TABLES = {
     "variational": "pyro_fed.policy.sampling",
 }
 INFER = "pyro_fed.infer."
+#: Later stages of a plan begin at a mode without draws if more than this share of the mass is in such modes: a smaller
+#: one does not spare them the other modes.
+NEARLY_ALL_MASS = 0.9
 #: Codes of findings about a result that importance weights cannot correct, with the reasons.
 NOT_MENDED_BY_WEIGHTS = {
     sentences.mode_without_draws.code: "which misses a mode that importance weights cannot restore"
@@ -107,6 +110,19 @@ def why_not_from(algorithm: Algorithm, findings: Iterable[Finding]) -> str:
     if not isinstance(algorithm, FedAIS):
         return ""
     return next((NOT_MENDED_BY_WEIGHTS[one.code] for one in findings if one.code in NOT_MENDED_BY_WEIGHTS), "")
+
+
+def begins_at_another_mode(chain: Sequence[Algorithm], findings: Iterable[Finding]) -> bool:
+    """Whether later stages begin at a mode that has no draws of an algorithm: nearly all mass is in such modes.
+
+    `chain` is the algorithm, preceded by those that it starts from: the first has to be a search for a mode.
+    """
+    from pyro_fed.infer.laplace.fedlaplace import FedLaplace  # imported when a stage is judged
+
+    if not isinstance(chain[0], FedLaplace):
+        return False
+    shares = (one.figures["lost"] for one in findings if one.code == sentences.mode_without_draws.code)
+    return any(float(share) > NEARLY_ALL_MASS for share in shares)
 
 
 def phases_of(found: Resolved, problem: Problem) -> list[Resolved]:

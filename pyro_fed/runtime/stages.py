@@ -24,7 +24,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.symmetry import Symmetry
 from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, QuorumError, SettingError
 from pyro_fed.ops.gaussian import ImproperGaussianError
-from pyro_fed.policy import Setup, chain_of, resolve_for_run, why_not_from
+from pyro_fed.policy import Setup, begins_at_another_mode, chain_of, resolve_for_run, why_not_from
 from pyro_fed.policy.explanation import outlook
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.answers import Answer, Choice, choose, stage_label
@@ -71,6 +71,8 @@ def run_stages(plan: Plan, stages: list[Stage], finish: Finish) -> InferenceData
             progress.say(f"{type(plan).__name__}: {message}", shown=shown)
     for number, stage in enumerate(stages):
         trial.run(number, stage, f"stage {number + 1} of at most {len(stages)}, {stage_label(stage)}" if number else "")
+        if trial.begins_at_another_mode(stage):
+            stages.insert(number + 1, replace(stage, title=f"{stage_label(stage)}, from another mode"))
         choice = choose(plan, problem, trial.answers, trial.tried) if trial.answers else None
         settled = (
             choice is not None
@@ -117,6 +119,8 @@ class _Trial:
         self._finished: dict[bool, Finished] = {False: [], True: []}  # by whether the form is non-centred
         self._failed: dict[bool, list[Algorithm]] = {False: [], True: []}
         self._modes: dict[bool, list[Tensor]] = {False: [], True: []}
+        self._begin: dict[bool, Tensor] = {}  # where searches for a mode begin
+        self._starts: dict[bool, list[Answer]] = {False: [], True: []}  # the answers that later stages may start from
         self._symmetries: dict[bool, list[Symmetry]] = {False: [], True: []}
         self.points: dict[bool, list[tuple[Tensor, Tensor]]] = {False: [], True: []}
 
@@ -141,6 +145,18 @@ class _Trial:
         notes = [one for one in [*shared, *answer.findings] if not one.is_doubt]
         return [one for number, one in enumerate(notes) if one not in notes[:number]]
 
+    def begins_at_another_mode(self, stage: Stage) -> bool:
+        """Whether the last answer misses nearly all mass, and later stages of its form begin at a mode there: once."""
+        form, last = stage.noncentred, self.answers[-1] if self.answers else None
+        if form in self._begin or last is None or last.number != len(self.steps) - 1 or not self._modes[form]:
+            return False
+        if not begins_at_another_mode(chain_of(last.stage.algorithm, self.finish.context.problem), last.findings):
+            return False
+        self._begin[form] = self._modes[form][0]
+        self._finished[form].clear()
+        self._starts[form].clear()
+        return True
+
     def run(self, number: int, stage: Stage, label: str) -> None:
         """Run one stage, and add its step and its answer or error; `label` begins its line of progress."""
         record, shown = self.finish.context.record, self.finish.context.progress
@@ -159,8 +175,8 @@ class _Trial:
             excluded = [f"{type(part).__name__}, which failed" for part in chain if part in failed_algorithms]
             excluded += [
                 f"{type(one.stage.algorithm).__name__}, {why}"
-                for one in self.answers
-                if one.stage.noncentred == stage.noncentred and one.stage.algorithm in chain[:-1]
+                for one in self._starts[stage.noncentred]
+                if one.stage.algorithm in chain[:-1]
                 if (why := why_not_from(stage.algorithm, one.findings))
             ]
             if excluded:
@@ -193,6 +209,7 @@ class _Trial:
             step.codes = [one.code for one in answer.findings] if answer else []
             step.end = "" if answer else self._cut()
             self.answers += [answer] if answer else []
+            self._starts[stage.noncentred] += [answer] if answer else []
         step.rounds = len(record.rounds) - before
         if step.rounds or step.doubts is not None:
             self.tried.append(number)
@@ -204,6 +221,8 @@ class _Trial:
         record, algorithm = self.finish.context.record, stage.algorithm
         self.earlier += record.findings
         record.findings, record.measured, record.by_sums, record.audited = [], {}, BySums(), False
+        if (begin := self._begin.get(stage.noncentred)) is not None:
+            context = replace(context, problem=replace(context.problem, begin=begin))
         record.modes, record.symmetries = self._modes[stage.noncentred], self._symmetries[stage.noncentred]
         record.posterior_points = self.points[stage.noncentred]
         record.sites, record.sites_of, record.stands_apart = {}, "", ""

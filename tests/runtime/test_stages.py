@@ -448,6 +448,33 @@ def test_weights_of_an_answer_that_misses_a_mode_are_not_tried(capsys):
     assert any(line.startswith("stage 4 of at most 4, FedLaplace, as FedEP is doubted") for line in lines)
 
 
+def squared_distance(y):
+    theta = pyro.sample("theta", dist.Normal(y.new_tensor(6.0), 1.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal((theta - 1) ** 2, 0.5), obs=y)
+
+
+def test_stages_begin_at_the_mode_that_the_audit_of_an_earlier_one_found():
+    """Searches from zero end at theta = -1, which has e^-20 of the mass of the mode at 3; moments by a grid."""
+    y = torch.linspace(3.2, 4.8, 12).double()
+    fed = pf.Federation(squared_distance, (y,), plate="data", num_clients=3, seed=0)
+    plan = Listed(tried=(pf.FedEP(), pf.FedAIS(surrogates=pf.FedEP())))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        idata = pf.run(plan, fed, seed=0, progress=False)
+    steps = json.loads(idata.attrs["steps"])
+    assert [step["algorithm"] for step in steps] == ["FedEP", "FedEP, from another mode"]  # no weights are needed
+    assert steps[0]["codes"] == ["mode_without_draws"] and not idata.attrs["doubts"]
+    theta = np.linspace(-3, 5, 8001)
+    value = -((theta - 6) ** 2) / 2 - 2 * ((y.numpy()[:, None] - (theta - 1) ** 2) ** 2).sum(0)
+    weight = np.exp(value - value.max()) / np.exp(value - value.max()).sum()
+    mean = weight @ theta
+    sd = np.sqrt(weight @ (theta - mean) ** 2)
+    draws = idata.posterior["theta"].values
+    assert draws.mean() == pytest.approx(mean, abs=0.15 * sd)  # 1,000 draws: 4.7 standard errors
+    assert draws.std() == pytest.approx(sd, rel=0.1)
+
+
 def test_where_nothing_stays_finite_the_first_error_is_raised():
     with pytest.raises(pf.errors.DivergenceError, match="left the finite numbers"):
         tried(Diverging(), Diverging(tolerance=0.1))

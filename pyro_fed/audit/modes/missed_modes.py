@@ -101,7 +101,6 @@ def missed_modes(evidence: Evidence, strict: bool = False) -> list[Finding]:
         weights, points = evidence.weighted_points.weights, evidence.weighted_points.white
         resampled = points[systematic(weights, CHAINS, generator)]  # as many as chains begin at
         _add_modes_of_draws(evidence, target, few_rows, modes, resampled)
-    evidence.record.modes[:] = [target.model(mode.at[None])[0] for mode in modes[:MAX_GROUPS]]
     add_symmetries(evidence, modes)
     climbers = [ends[number] for number in range(from_draws) if number in ends]
     has_draws = [
@@ -109,6 +108,8 @@ def missed_modes(evidence: Evidence, strict: bool = False) -> list[Finding]:
         or any(float(mode.distance(end[None])) < SAME_MODE_SDS for end in climbers)
         for mode in modes
     ]
+    order = sorted(range(len(modes)), key=lambda i: (has_draws[i], -modes[i].log_mass))
+    evidence.record.modes[:] = [target.model(modes[i].at[None])[0] for i in order[:MAX_GROUPS]]
     if len(modes) < 2 or not any(has_draws):
         return []
     limit_share = NEAR_LIMIT_SHARE if strict else 1.0

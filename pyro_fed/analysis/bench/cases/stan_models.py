@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -154,33 +155,45 @@ def arma(before: Tensor, first: Tensor, y: Tensor) -> None:
         pyro.sample("y", dist.Normal(y - residual, sigma), obs=y)
 
 
-def garch(start: float, before: Tensor, first: Tensor, y: Tensor) -> None:
-    """GARCH(1, 1): σ_t² = Σ_j β^j (α_0 + α_1 (y_t-1-j - μ)²) + β^t σ_0²; (α_1, β, 1 - α_1 - β) is flat on a simplex."""
+def garch(start: float, centre: float, before: Tensor, first: Tensor, y: Tensor) -> None:
+    """GARCH(1, 1): σ_t² = Σ_j β^j (α_0 + α_1 (y_t-1-j - μ)²) + β^t σ_0²; (α_1, β, 1 - α_1 - β) is flat on a simplex.
+
+    The sums over j of β^j, and of β^j times a value and its square, are products with rows; values are from `centre`.
+    """
     mu = pyro.sample("mu", dist.ImproperUniform(constraints.real, (), ()))
     alpha0 = flat_scale("alpha0", y)
     shares = pyro.sample("shares", dist.Dirichlet(y.new_ones(3)))
     alpha1 = pyro.deterministic("alpha1", shares[0])
     beta1 = pyro.deterministic("beta1", shares[1])
-    steps = torch.arange(before.shape[1]).to(y)
-    each = beta1**steps * (alpha0 + alpha1 * (before - mu) ** 2)
-    variance = torch.where(steps < first[:, None], each, 0.0).sum(1) + beta1**first * start**2
+    steps, shift = torch.arange(before.shape[1]).to(y), mu - centre
+    there = (steps < first[:, None]).to(y)
+    away = there * (before - centre)
+    powers = beta1**steps
+    count, total, squares = there @ powers, away @ powers, away**2 @ powers
+    variance = alpha0 * count + alpha1 * (squares - 2 * shift * total + shift**2 * count) + beta1**first * start**2
     observe(mu, variance.sqrt(), y)
 
 
-def runge_kutta(slope: Callable[[Any, Tensor], Tensor], state: Tensor, times: list[float], steps: int = 4) -> Tensor:
-    """The solution of y' = slope(time, y) at ascending positive times, (N, *shape), by steps of fourth order."""
-    found, now = [], 0.0
-    for time in times:
-        step = (time - now) / steps
-        for i in range(steps):
-            t = now + i * step
-            a = slope(t, state)
-            b = slope(t + step / 2, state + step / 2 * a)
-            c = slope(t + step / 2, state + step / 2 * b)
-            state = state + step / 6 * (a + 2 * b + 2 * c + slope(t + step, state + step * c))
+def runge_kutta(slope: Callable[[int, Tensor], Tensor], state: Tensor, times: list[float]) -> Tensor:
+    """The solution of y' = slope(n, y) at ascending positive times, (N, *shape), by two steps of fourth order to each.
+
+    `slope` is asked at the times of `half_steps`, by their number n.
+    """
+    found, halves = [], np.diff(half_steps(times))[::2].tolist()
+    for number, half in enumerate(halves):
+        a = slope(2 * number, state)
+        b = slope(2 * number + 1, state + half * a)
+        c = slope(2 * number + 1, state + half * b)
+        d = slope(2 * number + 2, state + 2 * half * c)
+        state = state + half / 3 * (a + d + 2 * (b + c))
         found.append(state)
-        now = time
-    return torch.stack(found)
+    return torch.stack(found[1::2])
+
+
+def half_steps(times: list[float]) -> np.ndarray:
+    """The times at which `runge_kutta` asks for slopes, from zero on: four to each of the `times`."""
+    ends = np.array([0.0, *times])
+    return np.concatenate([np.linspace(begin, end, 4, endpoint=False) for begin, end in pairwise(ends)] + [ends[-1:]])
 
 
 def lotka_volterra(times: list[float], index: Tensor, y: Tensor) -> None:
@@ -191,12 +204,10 @@ def lotka_volterra(times: list[float], index: Tensor, y: Tensor) -> None:
     start = pyro.sample("z_init", dist.LogNormal(y.new_full((2,), np.log(10.0)), 1.0).to_event(1))
     sigma = pyro.sample("sigma", dist.LogNormal(y.new_full((2,), -1.0), 1.0).to_event(1))
     growth, capture, death, birth = theta
-
-    def slope(_: Any, log: Tensor) -> Tensor:  # of the logarithms, which stay finite
-        prey, hunters = log.exp()
-        return torch.stack([growth - capture * hunters, birth * prey - death])
-
-    logs = torch.cat([start.log()[None], runge_kutta(slope, start.log(), times)])
+    own, other = torch.stack([growth, -death]), torch.stack([-capture, birth])
+    # of the logarithms, which stay finite; a species grows by the other's number
+    path = runge_kutta(lambda _, log: own + other * log.exp().flip(0), start.log(), times)
+    logs = torch.cat([start.log()[None], path])
     with pyro.plate(PLATE, len(y)):
         pyro.sample("y", dist.LogNormal(logs[index], sigma).to_event(1), obs=y)
 
@@ -204,11 +215,9 @@ def lotka_volterra(times: list[float], index: Tensor, y: Tensor) -> None:
 def one_compartment(dose: float, volume: float, times: list[float], index: Tensor, y: Tensor) -> None:
     """Absorption of first order and Michaelis-Menten elimination, at the times that rows index."""
     absorption, half, fastest, sigma = (half_cauchy(name, y, 1.0) for name in ("k_a", "K_m", "V_m", "sigma"))
-
-    def slope(time: Any, c: Tensor) -> Tensor:
-        return torch.exp(-absorption * time) * dose * absorption / volume - fastest / volume * c / (half + c)
-
-    logs = runge_kutta(slope, y.new_zeros(()), times).log()
+    absorbed = dose / volume * absorption * torch.exp(-absorption * y.new_tensor(half_steps(times)))
+    most = fastest / volume
+    logs = runge_kutta(lambda n, c: absorbed[n] - most * c / (half + c), y.new_zeros(()), times).log()
     with pyro.plate(PLATE, len(y)):
         pyro.sample("y", dist.LogNormal(logs[index], sigma), obs=y)
 
@@ -535,7 +544,7 @@ POSTERIORS = {
         _series,
         _place,
         sites=lambda data, draws: _simplex(**draws),
-        constants=lambda d: (d["sigma1"],),
+        constants=lambda d: (d["sigma1"], float(np.mean(d["y"]))),
     ),
     "lotka_volterra": Posterior(
         "hudson_lynx_hare-lotka_volterra",
