@@ -62,7 +62,8 @@ class Mode:
 
     def shifts(self, white: Tensor) -> Tensor:
         """Distances of points w (S, D) from the mode in each coordinate, in the mode's SDs of it, (S, D)."""
-        return ((white - self.at) / torch.linalg.inv(self.precision).diagonal().sqrt()).abs()
+        sds: Tensor = torch.linalg.inv(self.precision).diagonal().sqrt()
+        return ((white - self.at) / sds).abs()
 
     def distance(self, white: Tensor) -> Tensor:
         """Distances of points w (S, D) from the mode, in the mode's SDs (S,)."""
