@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import vjp
+from torch.func import jvp, vjp
 
 from pyro_fed.algorithm.capabilities import LocalRounds
 from pyro_fed.algorithm.contract import Noise, Start, State
@@ -321,9 +321,14 @@ def largest_curvature(problem: Problem, position: Tensor, score: Score, factor: 
 
 def _curve(problem: Problem, z: Tensor, direction: Tensor, score: Score, factor: Tensor, batch: Batch) -> Tensor:
     """A'HA v of one client."""
-    pull_back = vjp(lambda z: score.estimate(problem, z, batch)[0], z)[1]
+
+    def estimate(z: Tensor) -> Tensor:
+        return score.estimate(problem, z, batch)[0]
+
+    along = times(factor, direction)
     # The Jacobian of a score is symmetric, so that v'J is (J v)'.
-    return -times_transposed(factor, pull_back(times(factor, direction))[0])
+    curve = jvp(estimate, (z,), (along,))[1] if problem.forward_mode else vjp(estimate, z)[1](along)[0]
+    return -times_transposed(factor, curve)
 
 
 def longest_steps(step_size: Tensor, curvature: Tensor) -> Tensor:

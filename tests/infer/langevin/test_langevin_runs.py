@@ -155,6 +155,20 @@ def test_a_step_beyond_stability_is_refused_with_the_largest_safe_one(algorithm,
     assert np.isfinite(inside["posterior"]["mu"].values).all()
 
 
+def power(dose, y):
+    hill = pyro.sample("hill", dist.LogNormal(dose.new_tensor(0.0), 0.5))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(dose**hill, 0.1), obs=y)
+
+
+def test_a_step_beyond_stability_is_refused_where_reverse_mode_has_no_curvature():
+    """The second derivative of 0 ** hill is NaN by reverse over reverse mode, and no NaN is beyond a limit."""
+    dose = torch.tensor([0.0, 0.5, 1.0, 2.0], dtype=torch.float64).repeat(5)
+    fed = pf.Federation(power, (dose, dose**1.3), plate="data", num_clients=2, seed=0)
+    with pytest.raises(pf.errors.SettingError, match="from 4 on Langevin steps diverge"):
+        pf.run(pf.FSGLD(step=pf.infer.step.Fixed(size=100.0)), fed, num_rounds=2, **QUIET)
+
+
 def test_long_enough_runs_stop_by_themselves(fed, x):
     """R-hat and effective draws are those of the returned chains."""
     step = pf.infer.step.Measured(visit_time=2.0)
