@@ -180,7 +180,7 @@ def effects(
     own = own_federation(module.model, name, rows, module.PLATE, nested, "elsewhere")
     gate.rows = own.num_rows
     found = consent.Effects.of(arviz.from_netcdf(str(result)), own)
-    message = found.message(name, own)
+    message = found.message(name)
     with kept_elsewhere(page) as place:
         consent.write_consent(place, found, gate, message)
     click.echo(f"Written to {page}: open it in a browser.")

@@ -222,21 +222,12 @@ class Flower(RemoteClients):
         try:
             if LOST in reply.content.get(SETTINGS, {}):
                 return self._without_state(client, "has lost its state")
+            rules = rules_of(record_of(reply.content, SETTINGS))
             answer = self.decoded(client, request, bytes_of(reply.content))
-            self._note_rules(client, record_of(reply.content, SETTINGS))
+            self.roll.rules.setdefault(self.names[client], set()).add(rules)
             return answer
         except ProtocolError as error:
             return f"sent something that is not a reply: {error!s:.300}"
-
-    def _note_rules(self, client: int, settings: Any) -> None:
-        """Note the hashes of the rules under which a reply has left, if the site has a policy."""
-        policy, approval = (str(settings.get(name, "")) for name in ("policy", "approval"))
-        for text in (policy, approval):
-            if not HASH.fullmatch(text):
-                raise ProtocolError(
-                    f"the hash of a policy or an approval is 64 hexadecimal digits, received {text!r:.80}"
-                )
-        self.roll.rules.setdefault(self.names[client], set()).add((policy, approval))
 
     def _without_state(self, client: int, reason: str) -> str:
         """A clause on a client without its state, which is asked again if the server has a copy of that."""
@@ -244,3 +235,12 @@ class Flower(RemoteClients):
             return NOWHERE
         self._lost.add(client)
         return reason
+
+
+def rules_of(settings: Mapping[str, Any]) -> tuple[str, str]:
+    """The hashes of the policy and the approval under which a reply has left, each "" if the site has none."""
+    policy, approval = (str(settings.get(name, "")) for name in ("policy", "approval"))
+    for text in (policy, approval):
+        if not HASH.fullmatch(text):
+            raise ProtocolError(f"the hash of a policy or an approval is 64 hexadecimal digits, received {text!r:.80}")
+    return policy, approval

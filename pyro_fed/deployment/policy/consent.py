@@ -7,7 +7,6 @@ as a mean and an SD, in a JSON file that passes the site's gate, so that its rul
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +17,6 @@ from pyro_fed.analysis.report import page
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.deployment.policy.gate import LEDGER, Gate, Outgoing, verify
 from pyro_fed.deployment.policy.report import TEMPLATES, rules_table, table
-from pyro_fed.deployment.policy.rules import rows_share
 from pyro_fed.errors import DataError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.arviz_versions import group_of
@@ -28,18 +26,24 @@ EFFECT = "effect"
 
 
 class Effects(NamedTuple):
-    """A site's own effects: the mean and SD of each by name, and the number of rows of each group."""
+    """A site's own effects: the mean and SD of each by name, and the number of rows of each group by nested plate."""
 
     moments: dict[str, tuple[float, float]]
     rows: dict[str, int]
 
     @classmethod
     def of(cls, result: Any, own: Federation) -> Effects:
-        """The effects of the groups of `own` rows, given a result's shared parameters; DataError for single rows'."""
+        """The effects of the groups of `own` rows, given a result's shared parameters; DataError for those of a single row."""
         if not own.problem.arguments.nested_by_name:
             raise DataError(
                 f"each element of plate '{own.problem.plate}' is one row: its latents are that row's own, and do not "
                 "leave. Effects of groups are latents of a plate of groups, see ROWS of the model's file"
+            )
+        rows = _group_rows(own)
+        if single := [group for group, count in rows.items() if count == 1]:
+            raise DataError(
+                f"{single[0]} has one row: its effect is that row's own, and does not leave. Leave the group out of "
+                "the data, or put it together with another one"
             )
         posterior = group_of(own_effects(result, own), "posterior")
         moments: dict[str, tuple[float, float]] = {}
@@ -47,24 +51,25 @@ class Effects(NamedTuple):
             draws = torch.tensor(posterior[name].values).flatten(0, 1).flatten(1)
             names = [name] if draws.shape[1] == 1 else [f"{name}[{number}]" for number in range(draws.shape[1])]
             moments |= {one: (float(x.mean()), float(x.std())) for one, x in zip(names, draws.T, strict=True)}
-        return cls(moments, _group_rows(own))
+        return cls(moments, rows)
 
-    def message(self, site: str, own: Federation) -> Outgoing:
-        """The message with the effects, as the site's gate judges it."""
+    def message(self, site: str) -> Outgoing:
+        """The message with the effects, as the site's gate judges it; the share of a row in an effect is not known."""
         numbers = {name: {"mean": mean, "sd": sd} for name, (mean, sd) in self.moments.items()}
         data = json.dumps({"site": site, "effects": numbers}, indent=1).encode() + b"\n"
         tensors = {name: torch.tensor(both) for name, both in self.moments.items()}
-        share = partial(rows_share, own.problem, own.client_data())
-        return Outgoing(kind=EFFECT, data=data, tensors=tensors, to="by hand", share=share, cells=self.rows)
+        return Outgoing(kind=EFFECT, data=data, tensors=tensors, to="by hand", cells=self.rows)
 
 
 def _group_rows(own: Federation) -> dict[str, int]:
-    """The number of rows of each group of a site, in all plates nested in the groups."""
+    """The number of rows of each group of a site in each plate nested in the groups."""
     arguments = own.problem.arguments
     leaves = dict(zip(arguments.names, arguments.leaves, strict=True))
-    owners = [torch.as_tensor(leaves[columns[0]]).long() for columns in arguments.nested_by_name.values()]
-    each = [torch.bincount(owner, minlength=own.num_rows) for owner in owners]
-    return {f"group {number}": int(count) for number, count in enumerate(torch.stack(each).sum(0))}
+    return {
+        f"group {number} of plate '{plate}'": int(count)
+        for plate, (owner, *_) in arguments.nested_by_name.items()
+        for number, count in enumerate(torch.bincount(torch.as_tensor(leaves[owner]).long(), minlength=own.num_rows))
+    }
 
 
 def write_consent(path: Path, effects: Effects, gate: Gate, message: Outgoing) -> None:

@@ -200,10 +200,16 @@ def test_own_effects_leave_as_two_numbers_each_once_a_person_consents(tmp_path):
     refused = asked()
     assert isinstance(refused.exception, PolicyError) or "min_cell" in refused.output
     assert "rules forbid it: a cell has fewer than 3 rows" in (tmp_path / "page.html").read_text()
-    assert [line["left"] for line in verify(site / "what_left.jsonl")] == [True, False]
+    (site / "policy.toml").write_text("max_share = 0.6\n")  # each ward's rows are half of the site's
+    assert asked().exit_code and "the share of each row in it is unknown" in (tmp_path / "page.html").read_text()
+    assert [line["left"] for line in verify(site / "what_left.jsonl")] == [True, False, False]
+    (site / "policy.toml").write_text("")
+    (tmp_path / "out.json").unlink()
+    np.savez(tmp_path / "rows.npz", **rows | {"ward_idx": np.array([0, 0, 0, 0, 1])})
+    said = asked()
+    assert "group 1 of plate 'patient' has one row" in " ".join(f"{said.output} {said.exception}".split())
     (tmp_path / "wards.py").write_text(OF_PATIENTS)
     np.savez(tmp_path / "rows.npz", y=y)
-    (tmp_path / "out.json").unlink()
     said = asked()
     assert "its latents are that row's own" in f"{said.output} {said.exception}"
-    assert not (tmp_path / "out.json").exists() and len(verify(site / "what_left.jsonl")) == 2
+    assert not (tmp_path / "out.json").exists() and len(verify(site / "what_left.jsonl")) == 3
