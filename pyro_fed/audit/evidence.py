@@ -209,7 +209,7 @@ class Evidence:
             if bool(wrong_moments(moments).any()):
                 return moments
         right = all(moments_verdict(moments, NEAR_LIMIT_SHARE) is False for moments in (found, within))
-        return found if right else None
+        return found if right and bool((within.mean_error > 0).all()) else None
 
     @cached_property
     def _points_of_few_chains(self) -> WeightedPoints | None:

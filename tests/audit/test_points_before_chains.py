@@ -8,6 +8,7 @@ import torch
 from pyro_fed.audit import evidence as evidences
 from pyro_fed.audit.audit import wrong_draw_findings
 from pyro_fed.audit.moments import moments_verdict, wrong_moments
+from pyro_fed.audit.weighted_points import moments_of_group
 from tests.helpers.evidence import evidence_of
 
 ROWS = torch.linspace(-1.0, 2.0, 30, dtype=torch.float64)
@@ -87,6 +88,19 @@ def test_moments_that_are_wrong_within_groups_of_draws_are_found(dim, sd, shift,
     found = wrong_draw_findings(evidence_of(far_modes(dim), (torch.zeros(1, dtype=torch.float64),), draws))
     assert [one.code for one in found] == codes
     assert all("(mode " in one.text for one in found)
+
+
+def test_points_that_judge_nothing_within_a_group_of_draws_do_not_decide(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.tensor([-10.0, 10.0], dtype=torch.float64).repeat(500).unsqueeze(1)
+    draws = centres + 0.1 * torch.randn(1000, 1, generator=generator, dtype=torch.float64)
+
+    def evidence():
+        return evidence_of(far_modes(1), (torch.zeros(1, dtype=torch.float64),), draws)
+
+    assert evidence()._decided_alone is not None
+    monkeypatch.setattr(evidences, "moments_of_group", lambda *args: moments_of_group(0.0 * args[0], *args[1:]))
+    assert evidence()._decided_alone is None
 
 
 def test_chains_are_run_where_points_find_an_sd_near_the_limit(monkeypatch):

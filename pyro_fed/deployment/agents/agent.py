@@ -39,7 +39,7 @@ from pyro_fed.density.latents.modes import MAX_STARTS
 from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.containers import Table
-from pyro_fed.deployment.agents.agent_federation import AgentFederation, AskedAgents, AuditedAgent
+from pyro_fed.deployment.agents.agent_federation import MAX_EXCHANGES, AgentFederation, AskedAgents, AuditedAgent
 from pyro_fed.deployment.agents.certificates import Identity
 from pyro_fed.deployment.agents.links import END_PHASE, Links
 from pyro_fed.deployment.agents.neighbours import neighbours_of
@@ -386,7 +386,8 @@ def _run_rounds(
         found = _result(finish, shared, links.me)
         fewest = 1 if agent.gate is None else agent.gate.policy.min_cell
         for number, name in enumerate(agent.permitted_questions):
-            found = with_answer(found, federation, AskedAgents(links, number), agent.module, name, fewest)
+            asked = AskedAgents(links, MAX_EXCHANGES * number)
+            found = with_answer(found, federation, asked, agent.module, name, fewest)
         with suppress(ProtocolError, Unwelcome):  # a neighbour's message can no longer change the result
             _leave(links)
         return found

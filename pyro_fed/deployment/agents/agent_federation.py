@@ -64,15 +64,20 @@ class AgentFederation(ClaimedFederation):
         )
 
 
-class AuditedAgent(Sequential):
-    """An agent's own work, and its question to all agents about its draws, while every agent asks the same.
+#: Most exchanges that a question about the result takes: of sites, and of log-likelihoods.
+MAX_EXCHANGES = 2
 
-    `number` is that of a question about the result; -1 is the audit.
+
+class AuditedAgent(Sequential):
+    """An agent's own work, and its questions to all agents about its draws, while every agent asks the same.
+
+    Each exchange has a round of its own, so that it is an order of its own in the ledger; `first` is that of the first
+    one, -1 that of the audit.
     """
 
-    def __init__(self, links: Links, number: int = -1) -> None:
+    def __init__(self, links: Links, first: int = -1) -> None:
         super().__init__()
-        self.links, self._next = links, At(AUDIT_PHASE, number, 0)
+        self.links, self._next = links, At(AUDIT_PHASE, first, 0)
 
     def ask(self, kind: str, work: Work) -> State:
         """All agents' log-likelihoods (A, S) at this agent's draws; an indicator of its own rows alone."""
@@ -103,7 +108,7 @@ class AuditedAgent(Sequential):
         """
         links, wait, first = self.links, self.links.settings.patience, self._next
         second = first._replace(step=first.step + links.peers.diameter)
-        self._next = second._replace(step=second.step + links.peers.diameter)
+        self._next = At(AUDIT_PHASE, first.round + 1, second.step + links.peers.diameter)
         every, _ = links.spread(first, asked, wait, whole=True)
         received = [select(every, slice(j, j + 1)) for j in range(len(links.names))]
         answers = concatenate([answer(Work(work.round, work.seed, [links.me], one)) for one in received])

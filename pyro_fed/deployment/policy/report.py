@@ -129,7 +129,7 @@ def questions(module: Any, problem: Problem) -> tuple[Sent, ...]:
             for name, asked in estimands
         ),
         Sent("log_likelihood", "the audit, influence and leave_one_client_out", 1, {LOG_LIK: (MAX_ASKED_DRAWS,)}),
-        Sent("state", "leave_one_client_out among agents", 1, {"precision": precision, "eta": (problem.dim,)}),
+        Sent("state", "leave_one_client_out, for each agent that asks", 1, {"precision": precision, "eta": (problem.dim,)}),
         Sent("loo", "leave-one-out", 1, {"sums": (len(loo.SUMS),)}),
     )
 

@@ -119,6 +119,8 @@ def test_the_ledger_has_the_answers(rehearsal):
         kinds = ["estimate", "loo", "estimate", "log_likelihood", "state", "log_likelihood"]
         assert [line["kind"] for line in answers] == ["log_likelihood", *kinds]  # the first is the audit's
         assert all(line["left"] and line["to"] == "neighbours" for line in answers)
+        orders = [line["rounds"] for line in answers]  # each answer is an order of its own, for `max_rounds`
+        assert orders == list(range(orders[0], orders[0] + len(orders)))
 
 
 def test_agents_must_ask_the_same_of_the_same_file(rehearsal, tmp_path):
