@@ -19,7 +19,7 @@ from torch.func import grad_and_value
 from torch.utils import _pytree as pytree
 
 from pyro_fed.density.bound import BoundModel
-from pyro_fed.density.checks.factorisation import check_splits, where_different
+from pyro_fed.density.checks.factorisation import check_splits, extreme_rows, where_different
 from pyro_fed.density.checks.first_run import FirstRun, check_modules, first_run, refusing_writes
 from pyro_fed.density.checks.lookups import NegativeLookups
 from pyro_fed.density.checks.points import ROWS_TOGETHER, points_near_zero
@@ -119,7 +119,8 @@ def _from_few_rows(
     if arguments.incomplete or settings["constants"]:
         return None
     generator = torch.Generator().manual_seed(0)
-    sample = torch.randint(num_rows, (ROWS_TOGETHER,), generator=generator).unique()
+    at_random = torch.randint(num_rows, (ROWS_TOGETHER,), generator=generator).tolist()
+    sample = torch.tensor([*at_random, *extreme_rows(arguments.rows)]).unique()  # a derivative may be NaN at one zero
     try:
         with warnings.catch_warnings(record=True) as records:
             warnings.simplefilter("always")
@@ -132,6 +133,8 @@ def _from_few_rows(
         or problem.local_dim
         or layout.discrete
         or problem.bound.constants
+        or problem.bound.without_curvature  # with the numbers of rows of the sample
+        or problem.bound.partly_undefined
         or layout.has_length(len(sample))
     ):
         return None

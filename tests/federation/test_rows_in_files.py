@@ -166,6 +166,28 @@ def test_a_statistic_of_many_rows_is_refused_though_few_rows_may_lack_its_cause(
         federation(x, rows[1], model=scaled)
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+def test_one_dose_of_zero_among_many_has_its_second_derivative_or_is_named(few_are_many, scaled):
+    """That of 0 ** hill is zero by forward mode, and that of (0 scale) ** 1.5 is finite by none."""
+    dose = torch.linspace(0.1, 3.0, ROWS, dtype=torch.float64)
+    dose[407] = 0.0
+
+    def response(dose, y):
+        hill = pyro.sample("hill", dist.LogNormal(dose.new_tensor(0.0), 0.5))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal((dose * hill) ** 1.5 if scaled else dose**hill, 0.1), obs=y)
+
+    def made():
+        return pf.Federation(response, (dose, dose**1.3), plate="data", num_clients=3, partition=pf.partition.IID())
+
+    if scaled:
+        with pytest.warns(UserWarning, match=r"row 407: site 'y': the second derivative .* is not finite"):
+            made()
+        return
+    draws = pf.run(pf.FedEP(), made(), audit=False, progress=False, log_likelihood=False)["posterior"]["hill"]
+    assert abs(float(draws.mean()) - 1.3) < 0.01  # ten SDs
+
+
 def test_a_shared_statistic_is_that_of_all_rows(few_are_many, rows):
     fed = federation(*rows, model=lambda x, y: model(x - pf.shared("mean", lambda: x.mean(0)), y))
     held = next(iter(fed.problem.bound.constants.values()))

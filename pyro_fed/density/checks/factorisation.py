@@ -162,7 +162,7 @@ def _sample(problem: RowDensities, initial_run: FirstRun) -> Sample:
     bound = problem.bound
     count = _reference_rows(bound.num_rows, problem.dim)
     at_random = torch.randperm(bound.num_rows, generator=torch.Generator().manual_seed(0))[:count].tolist()
-    edges = _extremes(problem.rows)[: count // 2] if count < bound.num_rows else []
+    edges = extreme_rows(problem.rows)[: count // 2] if count < bound.num_rows else []
     at = torch.tensor(list(dict.fromkeys([*edges, *at_random]))[:count]).sort().values
     rows = tuple(leaf[at] for leaf in problem.rows)
     number = LOOPED_POINTS if problem.looped or count_in_step(problem.dim) < PAIRED_ROWS else None
@@ -192,14 +192,14 @@ def _pairs(problem: RowDensities, rows: tuple[Any, ...]) -> Tensor:
     largest_count = LOOPED_ROWS if problem.looped else min(PAIRED_ROWS, count_in_memory(3 * problem.dim))
     largest_count = max(largest_count, MIN_PAIRED_ROWS)
     at_random = torch.randperm(count, generator=torch.Generator().manual_seed(1)).tolist()
-    places = list(dict.fromkeys([*_extremes(rows)[: largest_count // 2], *at_random]))[
+    places = list(dict.fromkeys([*extreme_rows(rows)[: largest_count // 2], *at_random]))[
         : min(largest_count, count) // 2 * 2
     ]
     order = torch.randperm(len(places), generator=torch.Generator().manual_seed(3))
     return torch.tensor(places)[order].reshape(-1, 2)
 
 
-def _extremes(rows: tuple[Any, ...]) -> list[int]:
+def extreme_rows(rows: tuple[Any, ...]) -> list[int]:
     """Places of the smallest, largest and smallest absolute value in some columns; whole numbers first: maybe sizes."""
     leaves = [leaf for leaf in rows if isinstance(leaf, Tensor) and leaf.numel() and not leaf.is_complex()]
     left, places = EXTREME_COLUMNS, list[int]()
