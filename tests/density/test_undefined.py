@@ -1,6 +1,7 @@
 """Densities, scores and curvatures that are no numbers at an edge: refused with site, rows and line, or right."""
 
 import math
+import pickle
 import re
 import warnings
 from functools import partial
@@ -95,6 +96,12 @@ def test_a_power_of_a_covariate_of_zero_is_right_where_one_client_has_it(algorit
     means, sds = moments(log_density, np.linspace(0.2, 2.0, 401), np.linspace(-2.0, 3.0, 401))
     for values, mean, sd in zip((posterior["slope"].values, np.log(posterior["hill"].values)), means, sds, strict=True):
         assert abs(values.mean() - mean) < 0.25 * sd and abs(values.std() / sd - 1) < 0.25
+
+
+@pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec:FutureWarning")  # torch's own, as it pickles
+def test_a_federation_that_takes_forward_mode_can_be_pickled():
+    fed = federated(dose_response, DOSE, DOSE / (0.3 + DOSE))
+    assert fed.problem.forward_mode and pickle.loads(pickle.dumps(fed)).problem.forward_mode
 
 
 def scaled_dose(dose, y):

@@ -53,6 +53,9 @@ class UndefinedError(ModelError):
         super().__init__(message)
         self.rows, self.order, self.share = rows, order, share
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.rows, self.order, self.share)
+
 
 def slopes_and_bends(
     total: Callable[[Tensor, Tensor], tuple[Tensor, Any]], z: Tensor, local: Tensor, forward: bool

@@ -33,7 +33,7 @@ class Effects(NamedTuple):
 
     @classmethod
     def of(cls, result: Any, own: Federation) -> Effects:
-        """The effects of the groups of `own` rows, given a result's shared parameters; DataError for those of a single row."""
+        """The effects of the groups of `own` rows, given a result's shared parameters; DataError for a single row's."""
         if not own.problem.arguments.nested_by_name:
             raise DataError(
                 f"each element of plate '{own.problem.plate}' is one row: its latents are that row's own, and do not "

@@ -122,14 +122,15 @@ def questions(module: Any, problem: Problem) -> tuple[Sent, ...]:
     """The questions that a server or other agents may ask besides a recipe, of a model's module and its densities."""
     estimands = named_questions(module, problem).items()
     draws = {"draws.": torch.empty(1, MAX_ASKED_DRAWS)}
-    precision = (problem.dim, problem.dim) if problem.traits.few_parameters else (problem.dim,)
+    full = (problem.dim, problem.dim) if problem.traits.few_parameters else (problem.dim,)
+    site = {"precision": full, "eta": (problem.dim,)}
     return (
         *(
             Sent("estimate", name, 1, {n: tuple(one.shape) for n, one in asked.reply_like(draws).items()})
             for name, asked in estimands
         ),
         Sent("log_likelihood", "the audit, influence and leave_one_client_out", 1, {LOG_LIK: (MAX_ASKED_DRAWS,)}),
-        Sent("state", "leave_one_client_out, for each agent that asks", 1, {"precision": precision, "eta": (problem.dim,)}),
+        Sent("state", "leave_one_client_out, for each agent that asks", 1, site),
         Sent("loo", "leave-one-out", 1, {"sums": (len(loo.SUMS),)}),
     )
 

@@ -211,3 +211,17 @@ def test_a_node_runs_its_own_copies_of_what_it_has_approved(flower, tmp_path):
     assert any(getattr(module, "__file__", None) == own for module in list(sys.modules.values()))
     shutil.rmtree(place / "approved")
     assert "(approval of policy.toml)" in asked_of(flower, tmp_path, model, files).error.reason
+
+
+def test_a_reply_whose_rules_are_no_hashes_is_refused_before_its_state_is_taken():
+    from types import SimpleNamespace
+
+    from flwr.app import ConfigRecord, RecordDict
+
+    from pyro_fed.deployment.flower.executor import Flower
+    from pyro_fed.deployment.flower.wire import MESSAGE, SETTINGS
+
+    server = SimpleNamespace(decoded=lambda *_: pytest.fail("the reply was taken"))
+    records = {SETTINGS: ConfigRecord({"policy": "<b>"}), MESSAGE: ConfigRecord({"data": b""})}
+    reply = SimpleNamespace(has_error=lambda: False, content=RecordDict(records))
+    assert "64 hexadecimal digits" in Flower._answer(server, 0, None, reply)
