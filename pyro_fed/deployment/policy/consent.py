@@ -78,7 +78,7 @@ def write_consent(path: Path, effects: Effects, gate: Gate, message: Outgoing) -
     lines = verify(ledger) if ledger is not None and ledger.exists() else []
     earlier = [line for line in lines if line["kind"] == EFFECT and line["left"]]
     refused = gate.objection(message, 1)
-    fewest = min(effects.rows.values())
+    fewest = min(filter(None, effects.rows.values()), default=0)
     numbers = [[name, f"{mean:.3g}", f"{sd:.3g}"] for name, (mean, sd) in effects.moments.items()]
     words = [
         ["what leaves", "for each effect of this site a mean and an SD, as in the table above, and the site's name"],
