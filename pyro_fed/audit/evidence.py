@@ -374,7 +374,8 @@ class Evidence:
 
     @property
     def moment_figures(self) -> dict[str, np.ndarray]:
-        """The figures of `moments` by name, with the parameters' names; empty without moments."""
-        if self.moments is None or self.moments.stuck:
-            return {}
-        return self.moments.figures(self.labels)
+        """The figures of the moments of all draws by name, with the parameters' names; empty without any."""
+        moments, labels = self.moments, self.quantities.labels
+        if moments is not None and len(moments.mean) > len(labels):  # those of groups, which are wrong
+            moments = self._weighed(self.weighted_points)
+        return {} if moments is None or moments.stuck else moments.figures(labels)

@@ -19,7 +19,7 @@ from pyro_fed.audit.evidence import Evidence
 from pyro_fed.audit.modes.climbs import MAX_CLIMB_STEPS, mode_uphill
 from pyro_fed.audit.moments import Moments, margin, worst_moment, wrong_moments
 from pyro_fed.audit.target import Target
-from pyro_fed.audit.weighted_points import undetermined_sds
+from pyro_fed.audit.weighted_points import undetermined_sds, without_variance
 from pyro_fed.codes import cures, sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import NEAR_LIMIT_SHARE, SD_MATTERS, STANDARD_ERRORS, WRONG, Limits
@@ -115,6 +115,7 @@ def missed_sd_findings(evidence: Evidence) -> list[Finding]:
     moments, kurtoses, undetermined = undetermined_sds(target, evidence.quantities, evidence.flat, points)
     missed = undetermined & wrong_moments(moments)[1]
     missed[evidence.problem.dim :] = False  # a number on a site's own scale may have any tail
+    missed[without_variance(target, evidence.flat, missed)] = False
     if not bool(missed.any()):
         return []
     number = int(torch.where(missed, kurtoses, 0.0).argmax())

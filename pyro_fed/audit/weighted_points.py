@@ -158,7 +158,7 @@ def undetermined_sd_findings(
     long = of_draws > LONG_TAIL_KURTOSIS
     if not bool(long.any()):
         return []
-    if infinite := _without_variance(target, draws, long):
+    if infinite := without_variance(target, draws, long):
         return [sentences.no_variance(parameter=quantities.labels[infinite[0]])]
     if (sample := points_of()) is None:
         return _chance_findings(torch.where(long, of_draws, 0.0), quantities, draws, aim)
@@ -217,7 +217,7 @@ def _effective_draws_for_sd(quantities: Quantities, draws: Tensor, number: int) 
     return float((shares @ excess.square()) / (shares.square() @ excess.square()))
 
 
-def _without_variance(target: Target, draws: Tensor, long: Tensor) -> list[int]:
+def without_variance(target: Target, draws: Tensor, long: Tensor) -> list[int]:
     """Entries of the flat vector whose conditional density, given the others, falls like |x|^-3 or more slowly."""
     # The tail of the draws does not show this: steps and weights reach only a part of a Cauchy tail.
     z = draws[evenly(len(draws), NUM_DRAWS)].double()

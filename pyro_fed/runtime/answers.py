@@ -169,7 +169,9 @@ def choose(plan: Plan, problem: Problem, answers: list[Answer], tried: Sequence[
     **It suffices** if it has no doubts and meets the target, no other result without doubts contradicts it, and it is
     that of the first stage or another result agrees with it. Another result also agrees if its means and SDs agree
     after the audit's correction. A result that is further from the target than the best one, as measured by the audit,
-    contradicts it only if no result that agrees with the best one is as close to the target.
+    contradicts it only if no result that agrees with the best one is as close to the target. Draws whose moments the
+    audit has refuted confirm nothing but its correction: a later stage that starts from them may make the same error
+    without its audit's noticing.
     """
     apart = {
         (one.number, other.number): disagreement(plan, problem, one, other)
@@ -178,13 +180,13 @@ def choose(plan: Plan, problem: Problem, answers: list[Answer], tried: Sequence[
         if one is not other
     }
 
+    def confirms(other: Answer, one: Answer) -> bool:
+        if not apart[one.number, other.number] and not is_about(other.doubts, Topic.MOMENTS):
+            return True
+        return other.corrected is not None and not disagreement(plan, problem, one, other, other.corrected)
+
     def confirmed(one: Answer) -> bool:
-        agrees = any(number == one.number and not clause for (number, _), clause in apart.items())
-        return agrees or any(
-            other.corrected is not None and not disagreement(plan, problem, one, other, other.corrected)
-            for other in answers
-            if other is not one
-        )
+        return any(confirms(other, one) for other in answers if other is not one)
 
     off = {one.number: one.off(plan.aim) for one in answers}
 

@@ -85,9 +85,11 @@ def test_moments_that_are_wrong_within_groups_of_draws_are_found(dim, sd, shift,
     generator = torch.Generator().manual_seed(0)
     centres = torch.tensor([-10.0, 10.0], dtype=torch.float64).repeat(100).unsqueeze(1)
     draws = centres + shift + sd * torch.randn(200, dim, generator=generator, dtype=torch.float64)
-    found = wrong_draw_findings(evidence_of(far_modes(dim), (torch.zeros(1, dtype=torch.float64),), draws))
+    evidence = evidence_of(far_modes(dim), (torch.zeros(1, dtype=torch.float64),), draws)
+    found = wrong_draw_findings(evidence)
     assert [one.code for one in found] == codes
     assert all("(mode " in one.text for one in found)
+    assert all(len(figure) == dim for figure in evidence.moment_figures.values())  # those of all draws
 
 
 def test_points_that_judge_nothing_within_a_group_of_draws_do_not_decide(monkeypatch):

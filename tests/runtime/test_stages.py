@@ -207,6 +207,19 @@ def test_a_doubted_answer_confirms_what_the_audits_chains_came_to(wrong_by):
     assert bool(found.doubts) == (wrong_by > 0)
 
 
+@pytest.mark.parametrize("shift", [1.0, 0.0])
+def test_an_answer_whose_moments_are_refuted_confirms_nothing_by_its_draws(shift):
+    """The audit moves the first one's means by an SD; the second one has the same draws, and its audit saw nothing."""
+    measured = {name: np.zeros(unequal_lines().problem.dim) for name in ("mean_error_se", "sd_ratio_se")}
+    measured |= {"mean_error": measured["sd_ratio_se"] + shift, "sd_ratio": measured["sd_ratio_se"] + 1.0}
+    off = sentences.mean_is_off(parameter="w", by="chains", size=1.0, error=0.01, largest=3.0, cures=["Sample it"])
+    refuted = replace(drawn(4000, 50), findings=[off], measured=measured)
+    silent = drawn(4000, 50, seed=1)
+    choice = choose(Listed(), unequal_lines().problem, [refuted, silent], (0, 1))
+    assert choice.answer.number == 1
+    assert [one.code for one in choice.doubts] == ["answer_not_confirmed"] * bool(shift)
+
+
 def test_of_two_that_are_doubted_one_with_all_modes_goes_before_one_without_half_the_mass():
     """It has more to doubt, and is nearer to the posterior; to within a tenth of the mass the doubts decide."""
     one, other = (answer_of(Doubtful(wrong_by=2.0), number) for number in range(2))
