@@ -46,7 +46,7 @@ def test_a_file_of_data_is_data_and_rows_are_rows():
     files = {one for one, text in options.items() if re.search(r"'s rows[:,]|own Python file", text)}
     assert files == {one for one in options if one[1] == "--data"}
     assert {command for command, _ in files} == {
-        ("agent",), ("study", "answer"), ("node", "approve"), ("node", "flower")
+        ("agent",), ("study", "answer"), ("node", "approve"), ("node", "effects"), ("node", "flower")
     }  # fmt: skip
     takes_rows = {
         f"{where}.{name}": str(parameter.annotation)
