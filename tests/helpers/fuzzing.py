@@ -366,7 +366,7 @@ def of_codebooks():
     several = [summary, dataclasses.replace(summary, site="south")]
     found = {
         "read_codebook": {"path": folder / "codebook.toml"},
-        "check": {"codebook": book, "rows": folder / "north.csv", "site": "north", "fewest": None},
+        "check": {"codebook": book, "data": folder / "north.csv", "site": "north", "fewest": None},
         "read_rows": {
             "codebook": book,
             "rows": pd.DataFrame({"age": [50.0, 51.0], "died": ["no", "yes"]}),
