@@ -369,7 +369,7 @@ def of_codebooks():
         "check": {"codebook": book, "data": folder / "north.csv", "site": "north", "fewest": None},
         "read_rows": {
             "codebook": book,
-            "rows": pd.DataFrame({"age": [50.0, 51.0], "died": ["no", "yes"]}),
+            "data": pd.DataFrame({"age": [50.0, 51.0], "died": ["no", "yes"]}),
             "site": "north",
         },
         "schema": {"codebook": book, "site": "north"},
