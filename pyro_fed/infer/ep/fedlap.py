@@ -26,10 +26,10 @@ below the tolerance.
 
 Deviations: curvatures are Hessians; a prior that is not Gaussian is replaced by its site at m, whose precision may be
 indefinite far from the mode: the step is then shortened so that q is a distribution, and the round does not count as
-converged (`steps.Backtracked`). The paper's prior is Gaussian. On large models, modes
-and diagonal curvatures are computed by `sites.online_newton` with draws and steps of `CURVATURE_SPREAD` SDs, without a
-convergence criterion; FedLap's clients keep the curvatures, which set the length of these steps. The sites of a start
-become duals with the same point.
+converged (`steps.Backtracked`). The paper's prior is Gaussian. On large models, modes and diagonal curvatures are
+computed by `sites.online_newton` with draws and steps of `CURVATURE_SPREAD` SDs, without a convergence criterion;
+FedLap's clients keep the curvatures, which set the length of these steps. The sites of a start become duals with the
+same point.
 """
 
 from __future__ import annotations
