@@ -275,13 +275,17 @@ class Evidence:
         target, draws = self.few_rows_target, self.flat.double()
         if target is None or points is None:
             return None
-        white_model = target.model(points.white)
-        of_draws, of_points = self.quantities(draws), self.quantities(white_model)
-        group_moments = [
-            moments_of_group(points.weights[inside], of_points[inside], of_draws[mask], draws.shape[1])
-            for mask, inside in _group_masks(draws, white_model)
-        ]
-        return Moments.in_turn(group_moments) if group_moments else None
+        places = target.model(points.white)
+        masks = _group_masks(draws, places)
+        if not masks:
+            return None
+        of_draws, of_points = self.quantities(draws), self.quantities(places)
+        return Moments.in_turn(
+            [
+                moments_of_group(points.weights[inside], of_points[inside], of_draws[mask], draws.shape[1])
+                for mask, inside in masks
+            ]
+        )
 
     @cached_property
     def chains(self) -> Moments | None:
